@@ -52,7 +52,7 @@ C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT = (
     weighted=True,
 )
 def flips(inputs: MetricInputs) -> list[MetricResult]:
-    """All transitions in percent with Wilson intervals; `all_flips` and what needs answers only for multiple choice."""
+    """All transitions in percent, with intervals of shares; `all_flips` and what needs answers: multiple choice."""
     b, q = inputs.baseline_predictions, inputs.variant_predictions
 
     def shares(rows: Int) -> Estimates:

@@ -82,7 +82,7 @@ CLIPPED = MetricKey(
 ABOVE_CLIP = MetricKey.percent(
     "distance/kl_above_clip_pct",
     "lower",
-    "Share of items with a KL above 1 nat, which the gate reads; Wilson interval.",
+    "Share of items with a KL above 1 nat, which the gate reads; interval of a share.",
     label="Items above the clip",
     by_category=False,
     gate=GateValue("gate/kl_above_clip_pct_upper", upper_end),

@@ -10,13 +10,13 @@ import numpy as np
 from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion, of_subset
 from mlflow_compress.metrics.core.item_table import ItemSubset
 from mlflow_compress.metrics.core.language import language, script
-from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEM_DISTANCES, ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.kl_tail import CLIP
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
-from mlflow_compress.metrics.stats.significance import OneEnd, holm, larger_part_p
+from mlflow_compress.metrics.stats.significance import holm, larger_part_p
 from mlflow_compress.records import MetricResult
 
 
@@ -86,9 +86,9 @@ def by_slice(
     permutation test's "its distance is larger than that of the other items", after Holm's correction over all slices
     and distances together. The first result of a distance has the largest value of any slice, and an interval of the
     largest true one: no slice is above the largest upper end with 97.5 %, as each one's own end errs no more often; and
-    one is above the largest lower end, where each end holds for all slices at once.
+    one is above the largest lower end, where each is of an interval that holds for all slices at once (Bonferroni).
     """
-    of_distance: dict[str, list[MetricResult]] = {}
+    of_distance: dict[str, list[tuple[MetricResult, Estimate]]] = {}
     raw: list[float] = []
     for distance in distances:
         rows = np.flatnonzero(np.isfinite(distance.values))
@@ -104,36 +104,36 @@ def by_slice(
             p = dict(zip(present.tolist(), tested, strict=True))
             for i in large:
                 subset = ItemSubset(*slicing.names[i], rows[code == i])
-                of_distance.setdefault(distance.key.name, []).extend(
-                    of_subset(inputs, subset, {distance.key: distance.estimate(subset.rows)})
-                )
+                estimate = distance.estimate(subset.rows)
+                [found] = of_subset(inputs, subset, {distance.key: estimate})
+                of_distance.setdefault(distance.key.name, []).append((found, estimate))
                 raw.append(float(p[i]))
     adjusted = iter(holm(raw).tolist() if raw else [])
     results = []
     for distance in distances:
-        parts_of = [replace(result, p=next(adjusted)) for result in of_distance.get(distance.key.name, [])]
-        if parts_of:
-            results += [_worst(distance.key, parts_of), *parts_of]
+        measured = [
+            (replace(one, p=next(adjusted)), estimate) for one, estimate in of_distance.get(distance.key.name, [])
+        ]
+        if measured:
+            results += [_worst(distance.key, measured, inputs.settings), *(one for one, _ in measured)]
     return results
 
 
-def _worst(key: MetricKey, slices: Sequence[MetricResult]) -> MetricResult:
+def _worst(key: MetricKey, slices: Sequence[tuple[MetricResult, Estimate]], settings: MetricSettings) -> MetricResult:
     """Return the largest value of some slices as a pooled result."""
-    top = max(slices, key=lambda result: result.value)
-    lows = [
-        OneEnd(value=r.value, end=r.low, low=key.low, high=key.high, upper=False).for_all(len(slices))
-        for r in slices
-        if r.low is not None
-    ]
-    highs = [r.high for r in slices if r.high is not None]
-    both = len(highs) == len(slices)
+    results = [result for result, _ in slices]
+    for_all = replace(settings, level=1 - (1 - settings.level) / len(slices))  # Bonferroni
+    ends = [estimate.at(for_all, 100.0 if key.unit == "percent" else 1.0)[1] for _, estimate in slices]
+    lows = [max(end[0], key.low) for end in ends if end is not None]
+    highs = [result.high for result in results if result.high is not None]
+    both = len(lows) == len(highs) == len(slices)
     return replace(
-        top,
+        max(results, key=lambda result: result.value),
         task=None,
         category=None,
         low=max(lows) if both else None,
         high=max(highs) if both else None,
-        p=min(r.p for r in slices if r.p is not None),
+        p=min(result.p for result in results if result.p is not None),
     )
 
 

@@ -39,7 +39,7 @@ from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scorebo
 from mlflow_compress.decide.separation import ItemScores
 from mlflow_compress.metrics.core.metric_registry import all_keys, headline_keys
 from mlflow_compress.metrics.kl_tail import TOP_ITEM, TOP_PERCENT
-from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
+from mlflow_compress.metrics.stats.intervals import paired_difference, share_interval
 from mlflow_compress.reporting.headline import headline_table
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations
@@ -203,7 +203,7 @@ def test_items_results_gates_and_table_agree(number: int) -> None:
     n, before = stored()["items"], bits(stored()["baseline_right"])
     lost, gained = (int(((before - items.correct) == sign).sum()) for sign in (1, -1))
     flips, delta, kl = (results[name] for name in (FLIPS, DELTA, KL))
-    assert (flips.low, flips.high) == pytest.approx([100 * end for end in wilson(lost + gained, n)])
+    assert (flips.low, flips.high) == pytest.approx([100 * end for end in share_interval(lost + gained, n)])
     assert (delta.low, delta.high) == pytest.approx(paired_difference(gained, lost, n))
     assert kl.value == pytest.approx(items.kl.mean())
     assert {name: metrics[name] for name in (FLIPS, DELTA, KL)} == {r.name: r.value for r in (flips, delta, kl)}

@@ -92,8 +92,10 @@ def test_items_with_a_group_in_common_count_as_what_they_are():
     assert (found["n"], found["n_groups"], alone["n"], alone["n_groups"]) == (400, 40, 40, 40)
     z = float(stats.t.ppf(0.975, 7.3973))
     half = z * math.sqrt(0.1 * 0.9 / 39 + (z / 78) ** 2) / (1 + z * z / 39)
-    low, high = found["flips_pct_interval"]
-    assert high - low == pytest.approx(200 * half, rel=1e-4) and found["flips_pct"] == alone["flips_pct"] == 10.0
+    middle = (0.1 + z * z / 78) / (1 + z * z / 39)
+    exact = float(stats.beta.ppf(stats.norm.sf(z), 3.9, 39 - 3.9 + 1))  # 3.9 of 39: the end of the nearer bound
+    assert found["flips_pct_interval"] == pytest.approx((100 * exact, 100 * (middle + half)), rel=1e-4)
+    assert found["flips_pct"] == alone["flips_pct"] == 10.0
     # 4 of 4 passages became wrong: mid-p 1/16 of passages, as of items alone; of 40 items alone it were 1e-12.
     assert alone["mcnemar_p"] == pytest.approx(1 / 16) and found["mcnemar_p"] == pytest.approx(1 / 16)
     text = Comparison(found).as_text()

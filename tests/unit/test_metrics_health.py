@@ -16,7 +16,7 @@ from mlflow_compress.decide.promotion import gates_of, read_gates
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics import AnswerSamples, MetricInputs, compute_all, headline, health
 from mlflow_compress.metrics.core.language import language, script
-from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.intervals import share_interval
 from mlflow_compress.records import Generations, MetricResult, RunRecords
 from tests.metric_records import QUICK, generations_of
 
@@ -209,7 +209,7 @@ def test_shares_by_hand() -> None:
         **{f"{kind}{end}": 0.0 for kind in ("other_language", "unclosed_reasoning", "broken_format") for end in ENDS},
     }
     assert (found["loops_pct"].low, found["loops_pct"].high) == pytest.approx(
-        tuple(100 * end for end in wilson(5, 20, level=0.95))
+        tuple(100 * end for end in share_interval(5, 20, level=0.95))
     )
 
 

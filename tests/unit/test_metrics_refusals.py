@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlflow_compress.metrics import AnswerSamples, MetricInputs, compute_all
 from mlflow_compress.metrics.refusals import PHRASES, refuses
-from mlflow_compress.metrics.stats.intervals import paired_difference, wilson
+from mlflow_compress.metrics.stats.intervals import paired_difference, share_interval
 from mlflow_compress.records import MetricResult, RunRecords
 from tests.metric_records import generations_of
 
@@ -169,7 +169,7 @@ def test_shares_flips_and_test_by_hand() -> None:
     }
     assert all(found[name].n == 10 and found[name].n_unscored == 0 for name in values)
     flips, delta = found["refusal_flips_pct"], found["refusals_delta_pct"]
-    assert (flips.low, flips.high) == pytest.approx([100 * end for end in wilson(7, 10, level=0.95)])
+    assert (flips.low, flips.high) == pytest.approx([100 * end for end in share_interval(7, 10, level=0.95)])
     assert (delta.low, delta.high) == pytest.approx([100 * end for end in paired_difference(5, 2, 10, level=0.95)])
 
 
@@ -228,4 +228,4 @@ def test_samples_show_what_one_answer_hides() -> None:
     }
     mixed = found["mixed_refusals_pct"]
     assert (mixed.n, mixed.n_unscored) == (12, 1)
-    assert (mixed.low, mixed.high) == pytest.approx([100 * end for end in wilson(3, 12, level=0.95)])
+    assert (mixed.low, mixed.high) == pytest.approx([100 * end for end in share_interval(3, 12, level=0.95)])

@@ -53,7 +53,7 @@ Estimates = Mapping[MetricKey, Estimate]
 
 @dataclass(frozen=True)
 class Proportion:
-    """`count` of `n` items, with Wilson's score interval; none for items of fewer than `FEWEST_GROUPS` groups."""
+    """`count` of `n` items, with the interval of a share; none for items of fewer than `FEWEST_GROUPS` groups."""
 
     count: float  # Of items that were drawn: n times the weighted share
     n: int
@@ -76,7 +76,7 @@ class Proportion:
         effect = self.effect if self.drawn is None else self.drawn.effect(settings.reading)
         if effect is not None and effect.n_groups < intervals.FEWEST_GROUPS:
             return value, None
-        low, high = intervals.wilson(self.count, self.n, level=settings.level, effect=effect)
+        low, high = intervals.share_interval(self.count, self.n, level=settings.level, effect=effect)
         return value, (factor * low, factor * high)
 
 
@@ -143,7 +143,7 @@ class Number:
 class Mean:
     """Mean of one value per item in the key's unit, with an interval over items, or over groups of items.
 
-    Values of a key with bounds have an interval that knows them: Wilson's where every value is one of the two, else
+    Values of a key with bounds have an interval that knows them: a share's where every value is one of the two, else
     Gaffke's. Others have the bootstrap's. There is none for items of fewer than `FEWEST_GROUPS` groups.
     """
 

@@ -135,6 +135,31 @@ def wilson(successes: float, n: int, *, level: float = 0.95, effect: DesignEffec
     return Interval(0.0 if successes == 0 else middle - half, 1.0 if successes == n else middle + half)
 
 
+def share_interval(successes: float, n: int, *, level: float = 0.95, effect: DesignEffect | None = None) -> Interval:
+    """Return the interval of a share: Wilson's, with Clopper and Pearson's end on the side of the nearer bound.
+
+    Wilson's end there is off the bound after a single event, so that it covers 88 % where 0.5 % of items have it and 20
+    are seen. Clopper and Pearson's is the share at which so many events or more have a probability of 2.5 %. The other
+    end, which gates of rare events read, is Wilson's. Of items in groups both count n over the design effect (Korn and
+    Graubard).
+
+    Source: as `wilson`; Clopper and Pearson, Biometrika 1934; Korn and Graubard, "Confidence intervals for proportions
+    with small expected number of positive counts", Survey Methodology 1998.
+
+    Examples
+    --------
+    >>> [round(x, 4) for x in share_interval(1, 20)]
+    [0.0013, 0.2361]
+    """
+    low, high = wilson(successes, n, level=level, effect=effect)
+    rare = min(successes, n - successes)
+    if not 0.0 < rare < n / 2.0 or low == high:
+        return Interval(low, high)
+    of_item, z = (1.0, z_value(level)) if effect is None else (1.0 / effect.effect, _t_value(level, effect.df))
+    end = float(special.betaincinv(of_item * rare, of_item * (n - rare) + 1.0, special.ndtr(-z)))
+    return Interval(end, high) if successes < n - successes else Interval(low, 1.0 - end)
+
+
 _MOST_ITEMS = 1e15  # whose counts a float holds exactly
 
 
