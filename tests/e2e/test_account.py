@@ -79,9 +79,15 @@ ASKED: dict[str, tuple[dict[str, Any], int | None, str]] = {
     "no noise floor": ({"tasks": rows(4), "noise_items": 0}, 4, ""),
     "a noise floor of more items than there are": ({"tasks": rows(4), "noise_items": 100}, 4, ""),
     "two tasks": ({"tasks": {"a": rows(3), "b": rows(2)}}, 5, ""),
+    "a task twice": ({"tasks": "{a},{a}"}, None, "Two tasks have the same name"),
     "two families in one file": ({"tasks": [*rows(3), {**LETTERS[0], "answer": 1}]}, None, "'context' is missing"),
+    "no rows": ({"tasks": []}, None, "'tasks' names no task"),
+    "a task without rows": ({"tasks": {"a": []}}, None, "a task without rows. Got: 'a'"),
+    "no tasks": ({"tasks": {}}, None, "'tasks' names no task"),
+    "no answer": ({"tasks": question(answer=None)}, None, "answer"),
     "an answer before the first": ({"tasks": question(answer=-1)}, None, "not the index of a choice"),
     "an answer as truth": ({"tasks": question(answer=True)}, None, "'answer' has the wrong type"),
+    "an answer as fraction": ({"tasks": question(answer=0.0)}, None, "'answer' has the wrong type"),
     "a text that is too short": ({"tasks": "{text}"}, None, "corpus is too short"),
     "some options are too long": ({"tasks": rows(4, too_long=1)}, 4, "1 of 4 items has no score"),
     "all options are too long": ({"tasks": rows(4, too_long=4)}, 4, "4 of 4 items have no score"),
@@ -91,6 +97,7 @@ ASKED: dict[str, tuple[dict[str, Any], int | None, str]] = {
     "drawn items of fewer": ({"tasks": rows(4), "items": 20}, 4, ""),
     "another seed": ({"tasks": rows(4), "seed": 7}, 4, "; seed 7"),
     "more examples than rows": ({"tasks": rows(2), "num_fewshot": 5}, 2, ""),
+    "another metric's key": ({"tasks": rows(4), "judge_limit": 3}, None, "Unknown parameter"),
 }
 
 

@@ -76,6 +76,27 @@ def test_run_ids_stand_for_their_records(tracker: Tracker, tmp_path: Path, capsy
     assert "0" * 32 in capsys.readouterr().err
 
 
+def test_harness_sample_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # As lm-evaluation-harness 0.4.13 writes them; per character -3/3 against -5/10, choice 1, and -1/3 against -5/10.
+    def line(values: tuple[float, float], right: float) -> dict[str, object]:
+        arguments = {f"gen_args_{i}": {"arg_0": "Q", "arg_1": f" {c}"} for i, c in enumerate(("one", "a long one"))}
+        scored = {
+            "filtered_resps": [[str(v), "False"] for v in values],
+            "filter": "none",
+            "acc": 0.0,
+            "acc_norm": right,
+        }
+        return {"doc_id": 0, "target": "1", "arguments": arguments, "doc_hash": "d", "prompt_hash": "p", **scored}
+
+    paths = [
+        write(tmp_path / f"samples_arc_easy_{name}.jsonl", [line(*content)])
+        for name, content in (("b", ((-3.0, -5.0), 1.0)), ("q", ((-1.0, -5.0), 0.0)))
+    ]
+    assert cli.main(["compare", *paths]) == 0
+    out = capsys.readouterr().out
+    assert "right to wrong 1" in out and "scored by  acc_norm" in out
+
+
 def test_an_unknown_source_lists_what_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", "nowhere", "nothing"]) == 2
     assert "a run id, a folder of Parquet records" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from mlflow_compress.compression import compress_model
 from mlflow_compress.compression import pipeline as compress_run
 from mlflow_compress.config import InferenceConfig, SourceConfig
 from mlflow_compress.engines import local
-from mlflow_compress.errors import JudgeError
+from mlflow_compress.errors import ConfigError, JudgeError
 from mlflow_compress.home import home
 from mlflow_compress.records import Judgments, RunRecords
 from mlflow_compress.scoring import engine_identity
@@ -258,3 +258,13 @@ def test_a_judge_that_fails_leaves_answers_that_are_not_generated_again(
     assert own.key_rows() == baselines.key_rows() and len(own) >= paid / 2  # equal answers are graded once
     assert {*own.column("score"), *baselines.column("score")} == {7.0}
     assert tracker.client.get_run(answers.data.tags[run_names.PARENT]).info.status == "FAILED"
+
+
+@pytest.mark.parametrize("name", ["encoder", "bertscore_model", "model", "checkpoint"])
+@pytest.mark.parametrize("value", ["./nowhere", "a/b/c"])
+def test_a_relative_path_that_is_not_there_says_where_it_was_looked_for(
+    name: str, value: str, workdir: Path, tracker: Tracker, checkpoints: dict[str, Path]
+) -> None:
+    asked = JudgeConfig(checkpoint=str(checkpoints["none"]), instructions="demo").with_values(**{name: value})
+    with pytest.raises(ConfigError, match=f"(?s)'{name}'.*looked for in {workdir}.*{value}"):
+        run_judge(asked)

@@ -1,7 +1,11 @@
-"""Served models through the stages: a variant against the demo, both sides served, and answers."""
+"""Served models through the stages: a variant against the demo, both sides served, answers, and a kill."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +21,11 @@ from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
 from tests.docs.blocks import DOCS
 from tests.judge_server import Raw
-from tests.served_demo import NAME, served_demo
+from tests.served_demo import NAME, ServedDemo, served_demo
 from tests.stores import runs_in
 from tests.task_files import sums, write_rows
 from tests.unit.scoring_models import rounding
+from tests.waiting import until
 
 
 def task(folder: Path, n: int = 6) -> str:
@@ -255,3 +260,68 @@ def test_a_wrong_address_is_one_clear_error(address: str, more: dict[str, str], 
     assert "s3cr3t" not in str(error.value)
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".jsonl"]
     assert not any(b"s3cr3t" in path.read_bytes() for path in kept)  # MLflow's tables have the plain word
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: Path) -> None:
+    tasks = task(tmp_path, 16)
+    beginning = loaded.tokenizer(TEXT)["input_ids"][:4]
+
+    def questions(server: ServedDemo) -> dict[str, int]:
+        """Return how often each question was answered, without those about what the server can."""
+
+        def about_the_server(prompt: Any) -> bool:
+            if isinstance(prompt, str):
+                return prompt.startswith(TEXT[:9])
+            return about_the_server(prompt[0]) if isinstance(prompt[0], list) else prompt[:4] == beginning
+
+        asked = {key: json.loads(key)["prompt"] for key in list(server.answered)}
+        return {key: server.answered[key] for key, prompt in asked.items() if not about_the_server(prompt)}
+
+    with served_demo(loaded) as server:
+        command = [
+            *(sys.executable, "-m", "mlflow_compress", "evaluate"),
+            *("--checkpoint", f"endpoint:{server.base_url}", "--served_model", NAME, "--tasks", tasks),
+            *("--num_shuffles", "1", "--num_fewshot", "0", "--dtype", "float32", "--endpoint_concurrency", "2"),
+        ]
+
+        def environment(name: str) -> dict[str, str]:
+            own = {
+                "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path / name}.db",
+                "MLFLOW_COMPRESS_HOME": str(tmp_path / name),
+            }
+            return {**os.environ, **own}
+
+        whole = subprocess.run(command, env=environment("whole"), cwd=tmp_path, capture_output=True, text=True)
+        assert whole.returncode == 0, whole.stderr
+        wanted = questions(server)  # twice: the sample of the noise floor holds all of them
+        assert len(wanted) > 40 and set(wanted.values()) == {2}
+        server.answered.clear()
+        killed = threading.Event()
+
+        def fault(number: int, body: dict[str, Any]) -> Raw | None:
+            if len(questions(server)) >= len(wanted) // 2:
+                killed.wait()  # the rest is not answered before
+            return Raw(b"{}", 429, {"retry-after-ms": "1"}) if number % 5 == 0 else None
+
+        server.fault = fault
+        with (tmp_path / "log").open("w") as log:
+            first = subprocess.Popen(command, env=environment("killed"), cwd=tmp_path, stdout=log, stderr=log)
+        try:
+            until(
+                lambda: len(questions(server)) >= len(wanted) // 2,
+                ended=lambda: first.poll() is not None,
+                said=lambda: (tmp_path / "log").read_text(),
+            )
+        finally:
+            first.kill()
+            first.wait()
+            n_answered = len(questions(server))
+            killed.set()
+        assert len(wanted) // 2 <= n_answered < len(wanted)
+        done = subprocess.run(command, env=environment("killed"), cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        answered = questions(server)
+    assert set(answered) == set(wanted)
+    # At most the two requests that were under way when the process was killed.
+    assert sum(answered.values()) - sum(wanted.values()) <= 2

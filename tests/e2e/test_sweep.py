@@ -1,8 +1,14 @@
-"""Sweeps on the embedded demo, in real stores: failures, continuation, and the numbers of a main job."""
+"""Sweeps on the embedded demo, in real stores: failures, continuation, kills, and two at once."""
 
+import os
+import random
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 
 import mlflow_compress as mc
@@ -12,7 +18,22 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
 FEW = ["--limit=1", "--judge=false", "--noise_items=5"]
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "mlflow_compress", "sweep", *FEW, *options]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    values = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}", "PYTHONPATH": str(ROOT)}
+    return {**os.environ, **values, "OMP_NUM_THREADS": "1"}
+
+
+def tracker_of(folder: Path) -> Tracker:
+    mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    return Tracker()
 
 
 def measured(board: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +124,103 @@ def test_a_variant_of_a_sweep_has_the_numbers_of_a_main_run(tracker: Tracker) ->
     assert left == right and ours.params == run.data.params
     without = {run_names.SWEEP_RUN, "mlflow.source.name", "mlflow.log-model.history", "mlflow.loggedArtifacts"}
     assert ours.tags.keys() - without == run.data.tags.keys() - without
+
+
+# The command, which kills itself and its children so many calls and returns of functions after one of its messages.
+KILLED = """
+import os, signal, sys
+from mlflow_compress import cli
+
+class Messages:
+    n = 0
+    def write(self, text):
+        self.n += text.count("\\n")
+        if self.n >= int(sys.argv[1]):
+            sys.setprofile(step)
+        return stderr.write(text)
+    def __getattr__(self, name):
+        return getattr(stderr, name)
+
+def step(*_, left=iter(range(int(sys.argv[2])))):
+    if next(left, None) is None:
+        os.killpg(0, signal.SIGKILL)
+
+stderr, sys.stderr = sys.stderr, Messages()
+sys.exit(cli.main(sys.argv[3:]))
+"""
+
+
+def killed(folder: Path, options: list[str], message: int, steps: int) -> bool:
+    """Run a sweep that is killed so many steps after a message; return whether it was, or had ended before."""
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(message), str(steps), *command(*options)[3:]],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        check=False,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
+    return done.returncode != 0
+
+
+def test_killed_at_five_random_points_the_scoreboard_is_the_same(tmp_path: Path) -> None:
+    options = ["--methods=rtn", "--bits=8,4,3"]
+    boards = {}
+    rng = random.Random(16)
+    for name, kills in (("whole", 0), ("killed", 5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        # The plan has nine lines; then the baseline is evaluated, and every variant has five lines.
+        hits = [killed(folder, options, 9 + rng.randrange(9), rng.randrange(1_000_000)) for _ in range(kills)]
+        assert sum(hits) >= 3 or not kills
+        done = subprocess.run(
+            command(*options), cwd=folder, env=environment(folder), capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        tracker = tracker_of(folder)
+        boards[name] = board_of(tracker, tracker.find_finished("sweep")[0].info.run_id)
+        below = [
+            r
+            for r in tracker.client.search_runs([tracker.experiment_id])
+            if {run_names.PARENT, run_names.SWEEP_RUN} & set(r.data.tags)
+        ]
+        assert {r.info.status for r in below} <= {"FINISHED", "KILLED"}
+        assert len(tracker.find_finished("main")) == 3
+    assert boards["killed"] == boards["whole"]
+
+
+def test_two_sweeps_at_once_lose_nothing(tmp_path: Path) -> None:
+    """They share a variant: one of them makes it, and the other one finds it."""
+    started = [
+        subprocess.Popen(
+            command("--methods=rtn", f"--bits={bits}"),
+            cwd=tmp_path,
+            env=environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for bits in ("4,8", "4,3")
+    ]
+    for process in started:
+        _, complaint = process.communicate()
+        assert process.returncode == 0, complaint[-3000:]
+    tracker = tracker_of(tmp_path)
+    mains = tracker.find_finished("main")
+    assert sorted(run.data.tags[run_names.VARIANT] for run in mains) == [
+        "rtn-3bit-g128",
+        "rtn-4bit-g128",
+        "rtn-8bit-g128",
+    ]
+    assert len(tracker.find_finished("baseline")) == 1
+    found = [board_of(tracker, run.info.run_id) for run in tracker.find_finished("sweep")]
+    rows = {row["name"]: row["cells"] for board in found for row in board["rows"]}
+    assert len(found) == 2 and all(len(board["rows"]) == 2 for board in found) and len(rows) == 3
+    shared = [row for board in found for row in board["rows"] if row["name"] == "rtn-4bit-g128"]
+    assert shared[0]["cells"] == shared[1]["cells"]
+    assert {run.info.status for run in tracker.client.search_runs([tracker.experiment_id])} == {"FINISHED"}
 
 
 @pytest.mark.ci

@@ -131,6 +131,35 @@ def errors(folder: Path, workers: Workers) -> dict[str, str]:
     return found
 
 
+def lose_a_node(folder: Path) -> None:
+    """Score on two machines, of which one goes down in the middle, with its worker and its results."""
+    from ray.cluster_utils import Cluster
+
+    with_one_core = {"num_cpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=with_one_core)
+    lost = cluster.add_node(num_cpus=1)
+    resume, go_on, n_done = folder / "unfinished-node", folder / "go-on-node", 0
+    with workers_of(HeldWorker, go_on, address=cluster.address) as workers:
+        whole = workers.run
+
+        def run(n_tasks: int, make: Any, done: Any) -> None:
+            def and_lose(number: int, result: Any) -> None:
+                nonlocal n_done
+                done(number, result)
+                n_done += 1
+                if n_done == 5:
+                    cluster.remove_node(lost, allow_graceful=False)
+                    cluster.add_node(num_cpus=1)
+                    go_on.touch()
+
+            whole(n_tasks, make, and_lose)
+
+        workers.run = run  # type: ignore[method-assign]
+        evaluate(on(workers), folder, folder / "node", resume=resume)
+    assert lost not in cluster.list_all_nodes()
+    cluster.shutdown()
+
+
 def main(mode: str, folder: Path) -> int:
     torch.set_num_threads(1)
     out = folder / mode
@@ -150,6 +179,8 @@ def main(mode: str, folder: Path) -> int:
             evaluate(on(workers), folder, out, resume=folder / f"unfinished-{mode}")
     elif mode == "one_goes_on":
         evaluate(here, folder, out, resume=folder / "unfinished-goes-on")
+    elif mode == "node":
+        lose_a_node(folder)
     return 0
 
 

@@ -60,6 +60,23 @@ def test_a_file_takes_the_same_names_and_gives_way_to_what_is_given(tmp_path: Pa
     assert found == MainConfig(limit=3, bits=8, tasks="demo,piqa", method_args="sparsity=0.5")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("limits: 3", "Did you mean 'limit'"),
+        ("- 1", "holds no names"),
+        ("a: [", "no YAML file"),
+        (None, "no YAML file"),
+    ],
+)
+def test_a_broken_file_gets_one_clear_error(tmp_path: Path, content: str | None, words: str) -> None:
+    file = tmp_path / "mine.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=words):
+        config.parse(MainConfig, {"config": str(file)})
+
+
 def test_in_a_project_the_file_goes_before_the_defaults_that_mlflow_hands_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,9 +93,11 @@ def test_in_a_project_the_file_goes_before_the_defaults_that_mlflow_hands_over(
     [
         ({"metod": "awq"}, ["Unknown parameter", "'metod'", "Did you mean 'method'?"]),
         ({"seed": "xyz"}, ["'seed' must be a whole number", "'xyz'"]),
+        ({"max_kl": "much"}, ["'max_kl' must be a number"]),
         ({"max_kl": "nan"}, ["'max_kl' must be a number"]),
         ({"dtype": "int4"}, ["unknown value", "float32, bfloat16", "'int4'"]),
         ({"limit": "-1"}, ["too small", "0 or more", "-1"]),
+        ({"limit": -3}, ["too small", "-3"]),  # as Python gives it
         ({"trust_remote_code": "perhaps"}, ["switch", "true, false", "'perhaps'"]),
         ({"judge_max_tokens": "0"}, ["'judge_max_tokens'", "auto, or 1 or more", "'0'"]),
         ({"judge_max_tokens": "many"}, ["'judge_max_tokens'", "auto, or a whole number", "'many'"]),

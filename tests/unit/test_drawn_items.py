@@ -76,11 +76,18 @@ def test_another_policy_is_logged_by_what_it_says(tmp_path: Path) -> None:
         "",
         "all+100",
         "auto:",
+        "auto+",
         "auto+x",
+        "+100",
+        "0",
         "-3",
         "some",
+        "width",
         "width:0",
+        "width:nan",
+        "width:inf",
         "1.5",
+        "number:3",
     ],
 )
 def test_a_wrong_number_of_items_is_refused(text: str) -> None:

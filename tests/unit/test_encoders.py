@@ -157,13 +157,17 @@ def test_an_endpoint_that_changes_its_model_is_noticed(tmp_path: Path) -> None:
 GOOD = response(np.eye(2))
 BROKEN = [
     "",
+    "<html>",
     json.dumps(GOOD)[:-9],
+    "[]",
     json.dumps({"data": None}),
     json.dumps({**GOOD, "data": GOOD["data"][:1]}),
     json.dumps({**GOOD, "data": [*GOOD["data"][:1]] * 2}),
     json.dumps({**GOOD, "data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [1.0, 2.0]}]}),
     json.dumps({**GOOD, "data": [{"index": 0, "embedding": [1.0]}, {"index": 1, "embedding": [float("nan")]}]}),
+    json.dumps({**GOOD, "data": [{"index": 0, "embedding": []}, {"index": 1, "embedding": []}]}),
     json.dumps({**GOOD, "data": [{"index": 0, "embedding": "AAAA"}, {"index": 1, "embedding": "AAAA"}]}),
+    json.dumps({**GOOD, "data": [{"index": 0, "embedding": [1e300]}, {"index": 1, "embedding": [1.0]}]}),
     json.dumps({**GOOD, "data": [{"index": 0, "embedding": [10**400]}, {"index": 1, "embedding": [1.0]}]}),
 ]
 

@@ -93,6 +93,21 @@ def test_what_was_answered_is_not_asked_again_after_a_failure(loaded: LoadedMode
     assert len(server.bodies) - begin == 3  # the second turns alone
 
 
+def test_a_faulty_chat_server_is_asked_again(loaded: LoadedModel) -> None:
+    here = generate_two_turns(loaded, ASKED, GREEDY, turns=1).column("text").tolist()
+    with served_demo(loaded, chat="") as server:
+        model = opened(server, loaded)
+        begin = len(server.bodies)
+        faults = {
+            begin: Raw(b"{}", 429, {"Retry-After": "0"}),
+            begin + 1: Raw(b'{"choices": [{"mess'),
+            begin + 2: Raw(status=0),
+        }
+        server.fault = lambda number, body: faults.get(number)
+        assert generate_two_turns(model, ASKED, GREEDY, turns=1).column("text").tolist() == here
+        assert len(server.bodies) - begin == 6
+
+
 def finishing(how: str, tokens: int = 6) -> Callable[[dict[str, Any]], None]:
     def change(reply: dict[str, Any]) -> None:
         reply["choices"][0]["finish_reason"] = how

@@ -1,4 +1,4 @@
-"""A served model against the same model in this process: every kind of server. Its faults: `test_served_faults`.
+"""A served model against the same model in this process: every kind of server, and every fault.
 
 The bound from two lists of most probable tokens: never above the exact divergence, and as it was defined.
 """
@@ -22,6 +22,7 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.generation.generate import generate_until
 from mlflow_compress.transport.endpoint import EndpointConfig
 from tests import metric_records
+from tests.judge_server import Raw
 from tests.metric_records import QUICK
 from tests.roundoff import of_sum
 from tests.served_demo import NAME, ServedDemo, served_demo
@@ -154,6 +155,49 @@ def test_a_server_with_other_tokens_is_refused_and_the_first_is_named(kind: str,
     ours = replace(loaded, tokenizer=_OtherWords(loaded.tokenizer, quick, brown))
     with served_demo(loaded, kind=kind) as server, pytest.raises(AlignmentError, match="are not ours: token"):
         open_demo(server, ours)
+
+
+@pytest.mark.ci
+def test_faults_lose_nothing_and_ask_nothing_twice(loaded: LoadedModel, tmp_path: Any) -> None:
+    requests = requests_()
+    retry = {"retry-after-ms": "1"}
+    faults = [
+        Raw(b"", 0),  # the connection breaks
+        Raw(b'{"error": {"message": "slow down"}}', 429, retry),
+        Raw(b'{"error": {"message": "sorry"}}', 500, retry),
+        Raw(b'{"choices": [{"text": "a", "logpro', 200),  # cut off, as JSON
+        Raw(b'{"choices": [{"text": "a", "logprobs": {"tokens": []', 200, cut=20),  # cut off, as HTTP
+    ]
+    with served_demo(loaded) as server:
+        served = open_demo(server, loaded, max_retries=8)
+        exact, _ = EndpointScorer(served).score(requests)
+        n_before = len(server.bodies)
+        server.fault = lambda number, body: faults[number % 7] if number % 7 < len(faults) else None
+        scores, _ = EndpointScorer(served).score(requests, resume=tmp_path)
+        assert len(server.bodies) > n_before
+        assert scores.column("loglik").tolist() == exact.column("loglik").tolist()
+        server.fault = lambda number, body: Raw(b"{}", 500, retry)  # would fail whatever is asked
+        again, _ = EndpointScorer(served).score(requests, resume=tmp_path)
+    assert again.column("loglik").tolist() == exact.column("loglik").tolist()
+
+
+def test_a_request_that_fails_for_good_is_one_error_and_keeps_the_rest(loaded: LoadedModel, tmp_path: Any) -> None:
+    requests = requests_()
+    with served_demo(loaded) as server:
+        served = open_demo(server, loaded, max_retries=0)
+        n_probed = len(server.bodies)
+        server.fault = lambda number, body: (
+            Raw(b'{"error": {"message": "no"}}', 400) if number == n_probed + 3 else None
+        )
+        said = r"1 of .* requests to the served model failed.*The answers to \d+ of \d+ are kept"
+        with pytest.raises(EndpointError, match=said):
+            EndpointScorer(served).score(requests, resume=tmp_path)
+        n_failed = len(server.bodies)
+        scores, _ = EndpointScorer(served).score(requests, resume=tmp_path)
+    assert np.isfinite(scores.column("loglik")).all()
+    asked = [str(body) for body in server.bodies[n_probed:]]
+    assert len(asked) == len(set(asked)) + 1  # the one that failed
+    assert len(server.bodies) > n_failed
 
 
 def test_asking_again_asks_the_server_again(loaded: LoadedModel, tmp_path: Any) -> None:

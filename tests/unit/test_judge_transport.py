@@ -40,7 +40,7 @@ from mlflow_compress.transport import client
 from mlflow_compress.transport import spending as budgets
 from mlflow_compress.transport.client import PerMinute, Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import CONNECTION, NoReply, ReplyCache, Usage, read_completion
+from mlflow_compress.transport.replies import CONNECTION, NoReply, Reply, ReplyCache, Usage, read_completion
 from tests.clock import Clock
 from tests.judge_server import PAID, PASSING, CtrlC, FaultyJudge, Raw, completion, judge_server, question_of
 from tests.judging import KEY, WRITING, answers, grade, graded, instructions
@@ -263,6 +263,11 @@ def test_a_judge_without_a_price_is_named(tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text(PRICES)
     with pytest.raises(ConfigError, match=r"no price of a judge model.*other"):
         grade("http://127.0.0.1/v1", tmp_path, judge_model="other", judge_prices=str(tmp_path / "prices.yaml"))
+
+
+@given(st.text())
+def test_any_body_is_a_reply_or_a_reason(text: str) -> None:
+    assert isinstance(read_completion(text, "m"), Reply | NoReply)
 
 
 @given(

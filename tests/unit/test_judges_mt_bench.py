@@ -80,7 +80,7 @@ def test_equal_answers_of_both_models_are_graded_once(tmp_path: Path) -> None:
     assert judged.judgments["baseline"].table.equals(judged.judgments["variant"].table)
 
 
-@pytest.mark.parametrize("status", [408, 503])
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 503])
 def test_a_passing_failure_is_tried_again(status: int, tmp_path: Path) -> None:
     later = status, {"error": {"message": "later"}}
     judged, server = graded(lambda number, _: later if number < 2 else "[[7]]", tmp_path, WRITING, **ONE)
@@ -116,12 +116,26 @@ def test_a_lasting_failure_leaves_a_judgment_unscored_with_its_reason(tmp_path: 
         assert len(server.bodies) == 5 and again.failed is None
 
 
+@pytest.mark.parametrize("answer", ["I like it.", "[[3]] for the style, [[9]] for the facts", ""])
+def test_a_reply_that_cannot_be_read_is_asked_for_again(answer: str, tmp_path: Path) -> None:
+    judged, server = graded(lambda number, _: answer if number == 0 else "[[4]]", tmp_path, WRITING, **ONE)
+    assert scores(judged) == [4.0, 4.0]
+    assert len(server.bodies) == 3
+
+
 @pytest.mark.parametrize(
     ("reply", "reason", "calls"),
     [
+        (completion("No."), "no_rating", 2),
+        (completion("[[3]] or [[4]]"), "ambiguous", 2),
+        (completion("[[11]]"), "out_of_range", 2),
+        (completion(" "), "empty", 2),
+        (completion(None), "empty", 2),
         (completion(None, refusal="I cannot."), "refusal", 2),
+        (completion("[[5]]", refusal="I cannot."), "refusal", 2),
         (completion("", finish="content_filter"), "content_filter", 1),
         (completion("cut off", finish="length"), "length", 2),
+        ({"object": "chat.completion", "choices": []}, "no_choices", 2),
     ],
 )
 def test_what_stays_unreadable_is_unscored_and_every_paid_reply_is_kept(
@@ -318,6 +332,13 @@ def test_a_key_that_no_header_can_carry_is_refused_without_showing_it() -> None:
     with pytest.raises(ConfigError) as error:
         EndpointConfig(key="sk-ümlaut")
     assert "mlaut" not in str(error.value)
+
+
+def test_a_single_turn_is_graded_alone(tmp_path: Path) -> None:
+    one = Instruction("v", "generic", ("Who?",))
+    with judge_server(lambda number, body: "Rating: [[7]]") as server:
+        found = grade(server.base_url, tmp_path, one).judgments["variant"]
+    assert [(row["turn"], row["score"]) for row in found.table.to_pylist()] == [(0, 7.0)]
 
 
 def test_missing_answers_and_references_are_named() -> None:

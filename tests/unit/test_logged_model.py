@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+import requests
 from fastapi.testclient import TestClient
 from mlflow.pyfunc import scoring_server
 from mlflow.types.llm import ChatCompletionResponse
@@ -29,6 +31,7 @@ from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
 from tests.conftest import Fork, forked_checks
 from tests.unit.scoring_models import rounding
+from tests.waiting import until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns while loading
 
@@ -278,6 +281,8 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
     ] + [
         ({"continuation": "a"}, {}, "nothing to go on from"),
         ({"prompt": "a", "max_tokens": 3}, {}, unknown.format("max_tokens")),
+        ([{"prompt": "a", "temperature": 1.0}], {}, unknown.format("temperature")),
+        (pd.DataFrame({"prompt": ["a"], "top_p": [0.5]}), {}, unknown.format("top_p")),
         ({"prompt": "a"}, {"max_tokens": 3}, unknown.format("max_tokens")),
         ({"prompt": "a"}, {"max_new_tokens": "many"}, "safely convert"),
         ({"prompt": "a"}, {"max_new_tokens": 0}, "at least 1"),
@@ -285,7 +290,9 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
         ([{"prompt": "a", "continuation": " b"}, {"prompt": "c"}], {}, r"row 1 holds no text.*every row or in none"),
         (pd.DataFrame({"prompt": TWO["prompt"], "continuation": [" a", float("nan")]}), {}, "row 1 holds no text"),
         ({"prompt": TWO["prompt"], "continuation": " a"}, {}, "do not belong together"),
+        ({"prompt": TWO["prompt"], "continuation": [" a"]}, {}, "do not belong together"),
         ([{"prompt": ["a", "b"]}, {"prompt": "c"}], {}, "row 0 holds no text"),
+        (pd.DataFrame({"prompt": [None]}), {}, "row 0 holds no text"),
         ({"prompt": 1}, {}, "row 0 holds no text"),
     ]
     for form, params, why in refused:
@@ -322,6 +329,7 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
         [asked, answer],
         [asked, asked],
         3,
+        "hi",
         ["hi"],
         [{**asked, "content": 1}],
         [{}],
@@ -340,6 +348,7 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
     assert {"text", "loglik", "n_tokens", "greedy"} <= set(named) and told.keys() <= set(named)
     for form in (
         {"inputs": TWO},
+        {"instances": pd.DataFrame(TWO).to_dict("records")},
         {"dataframe_split": pd.DataFrame(TWO).to_dict("split")},
     ):
         answered = client.post("/invocations", json=form).json()["predictions"]
@@ -347,7 +356,10 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
     assert client.post("/invocations", json={"prompt": TWO["prompt"], **few}).json() == [{"text": t} for t in texts]
     for body, why in (
         ({"prompt": "a", "max_tokens": 3}, "Got: ['max_tokens']"),
+        ({"inputs": {"prompt": "a"}, "params": {"max_tokens": 3}}, "Got: ['max_tokens']"),
         ({"inputs": [{"prompt": "a", "continuation": " b"}, {"prompt": "a", "continuation": None}]}, "row 1 holds no"),
+        ({"inputs": {"prompt": None}}, "row 0 holds no text"),
+        ({"dataframe_split": {"columns": ["prompt", "top_p"], "data": [["a", 1.0]]}}, "Got: ['top_p']"),
     ):
         refusal = client.post("/invocations", json=body)
         assert refusal.status_code == 400 and why in refusal.json()["message"]
@@ -360,3 +372,37 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
         str(PACKAGE) not in description
         and str(tracker.uri.removeprefix("sqlite:///").rpartition("/")[0]) not in description
     )
+
+
+@pytest.mark.slow
+def test_the_served_model_answers_its_own_example(tracker: Tracker, checkpoint: Path, tmp_path: Path) -> None:
+    _, model_id = log(tracker, entry(checkpoint))
+    folder = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}"))
+    example = (folder / "serving_input_example.json").read_text()
+    expected = mlflow.pyfunc.load_model(f"models:/{model_id}").predict(
+        pd.DataFrame({"prompt": ["Once upon a time"]}), params={"max_new_tokens": 16}
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", f"models:/{model_id}", "--env-manager", "local"]
+
+    def answers() -> bool:
+        try:
+            return requests.get(f"http://127.0.0.1:{port}/ping").ok
+        except requests.ConnectionError:
+            return False
+
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": tracker.uri}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    with subprocess.Popen([*command, "-h", "127.0.0.1", "-p", str(port)], cwd=tmp_path, env=environment) as server:
+        try:
+            until(answers, server)
+            headers = {"Content-Type": "application/json"}
+            answer = requests.post(f"http://127.0.0.1:{port}/invocations", data=example, headers=headers)
+            assert answer.json()["predictions"] == expected.to_dict("records")
+            chat = {"messages": [{"role": "user", "content": "Who sang?"}], "max_new_tokens": 4}
+            answer = requests.post(f"http://127.0.0.1:{port}/invocations", json=chat, headers=headers)
+            assert ChatCompletionResponse.from_dict(answer.json()).choices[0].message.role == "assistant"
+        finally:
+            server.terminate()

@@ -205,7 +205,12 @@ def test_halueval_s_options_are_both_texts_and_two_of_others(tmp_path: Path, kin
 @pytest.mark.parametrize(
     ("name", "dataset"),
     [
+        ("arc_easy_lettered", "allenai/ai2_arc"),
+        ("commonsense_qa_lettered", "tau/commonsense_qa"),
+        ("openbookqa_lettered", "allenai/openbookqa"),
+        ("hellaswag_lettered", "Rowan/hellaswag"),
         ("cosmos_qa_lettered", "allenai/cosmos_qa --revision refs/convert/parquet"),
+        ("halueval_dialogue_lettered", "pminervini/HaluEval"),
         ("uncertainty_qa", "ErikYip/LLM-Uncertainty-Bench mmlu_10k.json"),
     ],
 )
@@ -300,6 +305,7 @@ def test_files_that_are_not_the_published_ones_are_refused(tmp_path: Path, chang
     [
         ("[1,", r"mmlu_10k\.json: not JSON"),
         ("[]", r"not a list of questions"),
+        ('{"a": 1}', r"not a list of questions"),
         (" ", "is empty"),
     ],
 )

@@ -48,10 +48,14 @@ def test_a_relative_folder_or_file_becomes_absolute(name: str, path: str, folder
     ("name", "value"),
     [
         ("model", "./llama"),
+        ("model", "models/new/llama"),
         ("tasks", "piqa,yours.jsonl"),
+        ("calibration", "text.txt"),
         ("instructions", "../say.jsonl"),
         ("bertscore_model", "~/nowhere"),
+        ("encoder", "./encoder"),
         ("checkpoint", "model.Q4_K_M.gguf"),
+        ("data_dir", "hub"),
     ],
 )
 def test_a_path_that_is_not_there_says_where_it_was_looked_for(name: str, value: str, folder: Path) -> None:

@@ -123,6 +123,15 @@ def test_the_first_style_asks_and_every_style_asks_with_e_and_f(tmp_path: Path) 
     ]
 
 
+def test_questions_that_have_not_four_options_have_no_six(tmp_path: Path) -> None:
+    content = rows(4)
+    content[2]["choices"], content[3]["choices"] = list("abc"), list("abcde")
+    plain, six = suite(tmp_path, content).tasks
+    assert (len(plain.items), six.items.column("item_id").tolist()) == (4, ["q2", "q3"])
+    [alone] = suite(tmp_path, [{**row, "choices": list("abc")} for row in rows(2)]).tasks
+    assert alone.name == "mine"
+
+
 def test_a_passage_stands_before_the_question(tmp_path: Path) -> None:
     content = [{**row, "context": "Once.", "kind": "DRS"} for row in rows(1)]
     for style, begin in [

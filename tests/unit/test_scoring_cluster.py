@@ -152,6 +152,11 @@ def test_one_process_goes_on_where_workers_stopped(two: Path, model: str) -> Non
     assert_same(two / "one", out)
 
 
+def test_a_machine_that_is_lost_costs_its_shards_only(folder: Path) -> None:
+    finish(start("node", folder))
+    assert_same(folder / "one", folder / "node")
+
+
 def ray(*arguments: str) -> str:
     done = subprocess.run(
         [str(Path(sys.executable).parent / "ray"), *arguments], env=ENVIRONMENT, capture_output=True, text=True

@@ -200,6 +200,13 @@ def test_runs_that_cannot_be_compared_are_refused(tracker: Tracker) -> None:
         score_runs(tracker, ["0" * 32])
 
 
+def test_a_table_is_replaced(tracker: Tracker) -> None:
+    with tracker.run("x", "sweep", {}) as run:
+        for values in ([1, 2], [3]):
+            run.log_table({"variant": values}, "table.json")
+        assert tracker.fetch_json(run.run_id, "table.json") == {"columns": ["variant"], "data": [[3]]}
+
+
 def test_without_a_terminal_there_are_quiet_lines() -> None:
     heard: list[str] = []
     assert not sys.stderr.isatty()

@@ -194,6 +194,13 @@ def test_unicode_separators_stay_inside_a_line_and_cloze_lengths_leave_the_delim
             '{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"]}',
             "line 2: the field 'answer' is missing",
         ),
+        ('{"id": "x", "category": "c", "question": "q", "choices": ["a"], "answer": 0}', "wrong number of options"),
+        (
+            json.dumps(
+                {"id": "x", "category": "c", "question": "q", "choices": [str(i) for i in range(27)], "answer": 0}
+            ),
+            "wrong number of options",
+        ),
         (
             '{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": 2}',
             "not the index of a choice",
@@ -203,9 +210,14 @@ def test_unicode_separators_stay_inside_a_line_and_cloze_lengths_leave_the_delim
             "'answer' has the wrong type",
         ),
         (
+            '{"id": "x", "category": "c", "question": "q", "choices": ["a", "b"], "answer": "C"}',
+            "letter outside the options. Allowed: A to B",
+        ),
+        (
             json.dumps({"id": "x", "category": "c", "question": "q" * 2**20, "choices": ["a", "b"], "answer": 0}),
             "'question' is too long. Allowed: at most 500,000 characters. Got: '1,048,576 characters'",
         ),
+        ("{'id': 'x'}", "line 2: not JSON"),
         (
             r'{"id": "x", "category": "c", "question": "\ud83d", "choices": ["a", "b"], "answer": 0}',
             "half of a surrogate pair",
