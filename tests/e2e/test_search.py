@@ -150,7 +150,7 @@ def test_weights_and_caches_share_a_budget(tracker: Tracker, texts: dict[str, st
     assert "Cache: keys and values of 1,000 tokens. Limits count it with the weights" in found["notes"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow  # the repair below, which CI runs, is the same search with a policy as its constraint
 def test_the_smallest_variant_within_a_kl(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
