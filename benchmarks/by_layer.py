@@ -66,7 +66,8 @@ def measure(folder: Path, way: str, allowed: str, tokens: int, cold: bool) -> di
 
     If `cold`, the system forgets before what it has in memory of the weights' file.
     """
-    from benchmarks.anonymous_memory import anonymous_peak
+    from anonymous_memory import anonymous_peak
+
     from mlflow_compress import demo
     from mlflow_compress.models import offloading
     from mlflow_compress.models.loading import LoadConfig, load_model
@@ -124,8 +125,9 @@ def measure(folder: Path, way: str, allowed: str, tokens: int, cold: bool) -> di
 
 def check(folder: Path, allowed: str) -> dict[str, Any]:
     """Return what `plan` says of a baseline and what it took in this process, each as a pair."""
+    from anonymous_memory import anonymous_peak
+
     import mlflow_compress as mc
-    from benchmarks.anonymous_memory import anonymous_peak
     from mlflow_compress import demo
     from mlflow_compress.commands.evaluate.outputs import run_model
     from mlflow_compress.commands.plan.run import scored_work
