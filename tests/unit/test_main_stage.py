@@ -175,15 +175,16 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
 
 
 def test_a_variant_that_was_judged_later_has_one_row(tracker: Tracker) -> None:
-    """Runs whose stages a newer run has too leave the leaderboard; what was judged otherwise, or another one, stays."""
+    """Runs whose stages a newer run has too leave the leaderboard; what was judged otherwise, or has grades, stays."""
     evaluated, judged, otherwise = (
         {run_names.EVALUATED_KEY: "e", run_names.LEADERBOARD: "shown", **more}
         for more in ({}, {run_names.JUDGED_KEY: "j"}, {run_names.JUDGED_KEY: "other"})
     )
     runs = []
-    for tags in (evaluated, otherwise, evaluated | {run_names.EVALUATED_KEY: "another"}, judged):
+    for tags in (evaluated, otherwise, evaluated | {run_names.EVALUATED_KEY: "another"}, judged, judged):
         with tracker.run("rtn demo", "main", tags) as run:
+            run.log_values({"distance/kl_mean": 0.1} | ({"judge/mt_bench": 7.0} if len(runs) == 3 else {}))
             runs.append(run.run_id)
     keep_one_row(tracker, runs[-1], judged)
     rows = [tracker.run_of(run).data.tags[run_names.LEADERBOARD] for run in runs]
-    assert rows == [f"see run {runs[-1]}", "shown", "shown", "shown"]
+    assert rows == [f"see run {runs[-1]}", "shown", "shown", "shown", "shown"]

@@ -295,8 +295,9 @@ def digest_of(config: MainConfig) -> str | None:
 
 def done_before(tracker: Tracker, config: MainConfig, asked: str, say: Say) -> VariantRun | None:
     """Return the results of a finished main run that has what is asked, and whose checkpoint is still there."""
-    _, *later = stage_keys(config, "", "").items()
-    for run in tracker.find_finished("main", **{run_names.ASKED: asked, **dict(later)}):
+    later = stage_keys(config, "", "")
+    del later[run_names.EVALUATED_KEY]  # `asked` stands for it
+    for run in tracker.find_finished("main", **{run_names.ASKED: asked, **later}):
         run_id = run.info.run_id
         children = finished_stages(tracker, run_id)
         if config.judge and os.environ.get(KEY_VARIABLE):
@@ -365,8 +366,13 @@ def run_variant(
 
 
 def keep_one_row(tracker: Tracker, run_id: str, keys: Mapping[str, str]) -> None:
-    """Take earlier runs of the same variant off the leaderboard whose stages this one has too."""
+    """Take earlier runs of the same variant off the leaderboard whose stages this one has too, and all their metrics.
+
+    A judge that was asked alike has given no grades where there was no key.
+    """
+    measured = tracker.run_of(run_id).data.metrics.keys()
     for older in tracker.find_finished("main", **{run_names.EVALUATED_KEY: keys[run_names.EVALUATED_KEY]}):
         later = (older.data.tags.get(tag) for tag in (run_names.JUDGED_KEY, run_names.TIMED_KEY))
-        if older.info.run_id != run_id and set(later) <= {None, *keys.values()}:
+        has_less = set(later) <= {None, *keys.values()} and older.data.metrics.keys() <= measured
+        if older.info.run_id != run_id and has_less:
             TrackedRun(tracker.client, older.info.run_id).set_tags({run_names.LEADERBOARD: f"see run {run_id}"})
