@@ -359,6 +359,18 @@ def test_results_and_paths_of_a_wrong_type_are_refused_with_our_own_error(value:
         assert len(str(raised.value)) <= 3000
 
 
+def test_a_metric_prints_with_its_unit_and_the_digits_of_its_interval(tmp_path: Path) -> None:
+    values = {
+        "distance/flips_pct": (8.3333333, 1.4807, 25.8149, "8.3 % [1.5, 25.8]"),
+        "distance/kl_mean": (0.014123, 0.0124, 0.0170, "0.014 [0.012, 0.017] nats"),
+        "quality/accuracy_delta": (-0.006172, -0.023, 0.012, "-0.6 pt [-2.3, 1.2]"),
+    }
+    results = tuple(mc.MetricResult(name, *numbers[:3], n=24) for name, numbers in values.items())
+    found = mc.Evaluation(name="v", results=results, records_folder=tmp_path)
+    for name, (*_, text) in values.items():
+        assert (str(found[name]), repr(found[name])) == (text, f"{name}: {text}, n = 24")
+
+
 def test_a_metric_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     result = mc.Evaluation(name="v", results=(), not_computed={"flips": "no variant"}, records_folder=tmp_path)
     with pytest.raises(MlflowCompressError, match=r"Unknown metric key.*Did you mean 'distance/flips_pct'") as raised:

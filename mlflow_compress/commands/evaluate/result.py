@@ -20,6 +20,20 @@ if TYPE_CHECKING:
     from mlflow_compress.metrics.core.account import Account
 
 
+class PrintedResult(MetricResult):
+    """A metric value that prints in its unit, with its interval and the digits that this supports."""
+
+    def __str__(self) -> str:
+        from mlflow_compress.reporting.numbers import number_text, scale_of
+
+        declared = key(self.name)
+        text = number_text(self, declared.unit, difference=declared.is_difference)
+        return text if scale_of(declared.unit).suffix or declared.unit == "bytes" else f"{text} {declared.unit}"
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self}, n = {self.n}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement(Tabular):
     """Metric results of one model, and where its records lie."""
@@ -42,14 +56,14 @@ class Measurement(Tabular):
         """The headline values, by metric."""
         return {name: result.value for name, result in self.pooled.items()}
 
-    def __getitem__(self, metric: str) -> MetricResult:
+    def __getitem__(self, metric: str) -> PrintedResult:
         """Return a headline result; one that was not computed is a `ConfigError` that says why, where it is known."""
         if metric not in self.pooled:
             declared = key(metric)  # refuses a name that no metric has
             names = [name for name, one in METRICS.items() if declared in one.keys]
             reason = next((self.not_computed[name] for name in names if name in self.not_computed), None)
             raise ConfigError("This metric was not computed", got=metric, fix=reason)
-        return self.pooled[metric]
+        return PrintedResult(**vars(self.pooled[metric]))
 
     def records(self) -> RunRecords:
         """Return what the model answered: items, scores, distances and texts, as Arrow tables."""
