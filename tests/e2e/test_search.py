@@ -150,7 +150,7 @@ def test_weights_and_caches_share_a_budget(tracker: Tracker, texts: dict[str, st
     assert "Cache: keys and values of 1,000 tokens. Limits count it with the weights" in found["notes"]
 
 
-@pytest.mark.slow  # the repair below, which CI runs, is the same search with a policy as its constraint
+@pytest.mark.ci
 def test_the_smallest_variant_within_a_kl(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +190,7 @@ def test_a_text_that_is_evaluated_too_is_refused(
     assert tracker.client.search_runs([tracker.experiment_id]) == []
 
 
-@pytest.mark.ci
+@pytest.mark.slow  # the search above, which CI runs, with a policy as its constraint; test_repair.py has the constraint
 def test_a_refused_variant_is_repaired_for_the_fewest_bytes_that_the_policy_takes(
     tracker: Tracker, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

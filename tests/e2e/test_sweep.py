@@ -223,7 +223,6 @@ def test_two_sweeps_at_once_lose_nothing(tmp_path: Path) -> None:
     assert {run.info.status for run in tracker.client.search_runs([tracker.experiment_id])} == {"FINISHED"}
 
 
-@pytest.mark.ci
 def test_variants_of_a_sweep_are_compared_on_the_drawn_items_that_they_share(tracker: Tracker) -> None:
     def sweep() -> Any:
         return mc.sweep(methods="rtn", bits="8,3", items=120, num_shuffles=0, noise_items=5, judge=False, speed=False)

@@ -11,7 +11,7 @@ from mlflow_compress.tracking.tracker import Tracker
 SHORT = ["--speed_repeats=2", "--speed_prompt_tokens=8", "--speed_new_tokens=3", "--speed_threads=1"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow  # CI runs the timing in test_speed.py
 def test_speed_and_memory_reach_the_scoreboard_the_page_and_the_decision(
     tracker: Tracker, capsys: pytest.CaptureFixture[str]
 ) -> None:

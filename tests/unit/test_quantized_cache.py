@@ -365,7 +365,7 @@ def test_a_cache_of_a_recipe_that_cannot_be_is_refused(base: Path, tmp_path: Pat
     refused(UnsupportedError, r"The cache is not applied.*caches in 1 of 2 layers", "rtn", whole)
 
 
-@pytest.mark.ci
+@pytest.mark.slow  # the refusal itself is above
 def test_an_evaluation_of_a_cache_that_rounds_nothing_fails(tmp_path: Path) -> None:
     made = mc.compress(
         "demo",

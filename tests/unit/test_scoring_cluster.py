@@ -120,7 +120,6 @@ def parts(unfinished: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in unfinished.rglob("part-*.json")}
 
 
-@pytest.mark.ci
 def test_a_command_that_is_killed_goes_on_with_what_it_kept(folder: Path) -> None:
     unfinished = folder / "unfinished-killed"
     process = start("killed", folder)
