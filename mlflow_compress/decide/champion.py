@@ -216,7 +216,8 @@ def choice_notes(
         less = 100 * (1 - outcome.candidate.metrics[SIZE] / champion.metrics[SIZE])
         said = f"Not {outcome.candidate.name}, {less:.3g} % smaller: {'; '.join(outcome.failed)}"
         pair = beside(outcome)
-        if pair is not None and (test := pair.correctness) is not None:
+        test = None if pair is None else pair.correctness
+        if pair is not None and test is not None and test.low is not None and test.high is not None:
             # A pair is the second minus the first.
             ends = (test.value, test.low, test.high)
             change, low, high = ends if pair.first == chosen else (-ends[0], -ends[2], -ends[1])

@@ -522,7 +522,9 @@ def more_items(board: Scoreboard, policy: Policy) -> dict[str, tuple[int, str]]:
     have = {row.name: row.cells[FLIPS].n or 0 for row in board.finished if FLIPS in row.cells}
     needs: dict[str, tuple[int, str]] = {}
     for pair in board.separations:
-        if pair.kl is None or pair.more_items is None or max(-pair.kl.low, pair.kl.high) < least:
+        if pair.kl is None or pair.more_items is None:
+            continue
+        if max(-(pair.kl.low or 0.0), pair.kl.high or 0.0) < least:
             continue
         if {pair.first, pair.second} <= refused:
             continue

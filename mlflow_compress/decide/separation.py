@@ -116,8 +116,8 @@ class Difference:
     """A paired difference of two variants, the second minus the first."""
 
     value: float  # Mean difference per item and its interval, which is not corrected
-    low: float
-    high: float
+    low: float | None  # Neither end where all differences of KLs are 0: what was not seen may differ
+    high: float | None
     n: int  # Items that both have
     p: float  # p-value of no difference: see `_kl`, and of McNemar's mid-p test (correctness)
     p_holm: float  # The same after Holm's correction over both tests of all pairs of the scoreboard
@@ -216,7 +216,7 @@ def _kl(
     twice = paired_mean(np.append(units, against))
     assert twice is not None  # as `mean` is not
     p = max(mean.p_value, twice.p_value) if twice.value * mean.value > 0 else 1.0
-    low, high = mean.interval
+    low, high = mean.interval or (None, None)
     return Difference(value=mean.value, low=low, high=high, n=n, p=p, p_holm=p), mean_of_all
 
 

@@ -17,7 +17,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
-from mlflow_compress.metrics.stats.intervals import group_sums, wilson
+from mlflow_compress.metrics.stats.intervals import group_sums, share_interval
 from mlflow_compress.records import MetricResult, TokenAnswers, TokenScores, align
 
 REQUIRES = (
@@ -123,7 +123,7 @@ class Survival:
 
     times: Int  # The distinct numbers of the token at which answers part, in ascending order
     share: Float  # Share of the answers that are the same up to this token and with it
-    low: Float  # Its Wilson interval
+    low: Float  # Its interval, that of a share
     high: Float
 
     @property
@@ -148,12 +148,12 @@ def still_equal(answers: Forks, *, level: float = 0.95) -> Survival:
     """Return the share of the n answers that have not parted at token t: ``1 - #(parted at t or before)/n``.
 
     Answers that end equal never part: they count as the same at every t. So do those that are cut at the token limit,
-    behind which nothing is asked. Nothing is censored, so that the curve is a share, with Wilson's interval.
+    behind which nothing is asked. Nothing is censored, so that the curve is a share, with `share_interval`.
     """
     n = len(answers.time)
     times, parted = np.unique(answers.time[answers.differs], return_counts=True)
     same = n - np.cumsum(parted)
-    ends = np.array([wilson(int(k), n, level=level) for k in same], dtype=np.float64).reshape(-1, 2)
+    ends = np.array([share_interval(int(k), n, level=level) for k in same], dtype=np.float64).reshape(-1, 2)
     return Survival(times, same / n, ends[:, 0], ends[:, 1])
 
 
@@ -209,7 +209,7 @@ IDENTICAL = MetricKey.percent(
     source="ours; the answers without a first divergent token (arXiv 2311.01544)",
 )
 def identical_answers(inputs: MetricInputs) -> list[MetricResult]:
-    """``100 #(equal answers)/n`` with Wilson's interval; two answers cut at the token limit are equal up to there."""
+    """``100 #(equal answers)/n``, a share; two answers that are cut at the token limit are equal up to there."""
     forked = forks(inputs)
     return pooled(inputs, {IDENTICAL: Proportion(int((~forked.differs).sum()), len(forked.time))})
 

@@ -21,7 +21,7 @@ from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.bootstrap import studentized_interval
 from mlflow_compress.metrics.stats.flip_model import smallest_kl_to_change
-from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.intervals import share_interval
 from mlflow_compress.records import MetricResult
 
 
@@ -32,7 +32,7 @@ class Binned:
     left: Float  # Edges of each bin
     right: Float
     n: Int  # Values in each bin
-    # The mean and its interval, Wilson's of a share, else the studentised bootstrap's; NaN of too few values for one
+    # The mean and its interval: of a share its own, else the studentised bootstrap's; NaN of too few values for one
     mean: Float
     low: Float
     high: Float
@@ -60,7 +60,7 @@ def share_by_bin(
     n = np.bincount(codes, minlength=len(cuts) - 1)
     k = np.bincount(codes, weights=happened, minlength=len(cuts) - 1).astype(int)
     used = np.flatnonzero(n)
-    low, high = np.array([wilson(int(k[i]), int(n[i]), level=level) for i in used]).T
+    low, high = np.array([share_interval(int(k[i]), int(n[i]), level=level) for i in used]).T
     return Binned(left=cuts[used], right=cuts[used + 1], n=n[used], mean=k[used] / n[used], low=low, high=high)
 
 

@@ -249,8 +249,9 @@ _EVERY_ORDER = {
 def all_orders(inputs: MetricInputs) -> list[MetricResult]:
     """Every order of the sampled items, pooled and by task; an item that lacks an order in either model is left out.
 
-    Means have bootstrap intervals over items, or groups of them; the robust accuracy Wilson's and Tango's. A position
-    bias is a distance, which resampling overestimates: it has no interval of its own, its paired difference has.
+    Means have bootstrap intervals over items, or groups of them; the robust accuracy that of a share and Tango's. A
+    position bias is a distance, which resampling overestimates: it has no interval of its own, its paired difference
+    has.
     """
     items = inputs.baseline.items
     assert items is not None

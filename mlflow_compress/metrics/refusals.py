@@ -136,10 +136,10 @@ MIXED_BASELINE = _percent("mixed_refusals_pct_baseline", "neither", "The baselin
     "counts only at the beginning of an answer, and none that ordinary answers begin with is in it",
 )
 def refusals(inputs: MetricInputs) -> list[MetricResult]:
-    """By task and pooled, with Wilson's intervals, Tango's for the difference.
+    """By task and pooled, with intervals of shares, Tango's for the difference.
 
     An instruction counts as refused if one of its answers refuses. Its turns and samples are not independent of each
-    other, as Wilson's interval and McNemar's test need it; instructions are. An instruction is unscored if an answer of
+    other, as these intervals and McNemar's test need it; instructions are. An instruction is unscored if an answer of
     either model is surely in a language without rules.
     """
     pairs = answer_pairs(inputs)

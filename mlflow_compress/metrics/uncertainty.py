@@ -24,7 +24,7 @@ from mlflow_compress.metrics.stats.conformal import (
     sizes_and_coverage,
     split,
 )
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, Interval, are_grouped, wilson
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, Interval, are_grouped, share_interval
 from mlflow_compress.records import MetricResult
 
 N_OPTIONS = 6
@@ -87,7 +87,7 @@ def _interval(name: str, statistic: Statistic, tasks: list[_Table], level: float
     scale = 100.0 if "_pct" in name else 1.0
     share = _mean_over_tasks(statistic, tasks) / scale
     if share in (0.0, 1.0) and ("_pct" in name or "coverage" in name):  # no resample has another value
-        low, high = wilson(round(share) * fewest, fewest, level=level)
+        low, high = share_interval(round(share) * fewest, fewest, level=level)
         return Interval(scale * low, scale * high)
     thetas = np.mean([statistic(task.resampled) for task in tasks], axis=0)
     low, high = np.quantile(thetas, [(1 - level) / 2, (1 + level) / 2])

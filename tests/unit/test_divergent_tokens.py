@@ -16,7 +16,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics import MetricInputs, compute_all, headline, unmet
 from mlflow_compress.metrics.greedy_answers import Forks, Survival, first_difference, forced_tokens, forks, still_equal
 from mlflow_compress.metrics.kl_by_position import position_names
-from mlflow_compress.metrics.stats.intervals import wilson
+from mlflow_compress.metrics.stats.intervals import share_interval
 from mlflow_compress.reporting.numbers import number_text
 from tests.metric_records import QUICK
 
@@ -135,7 +135,7 @@ def test_the_share_that_is_still_the_same_derived_by_hand() -> None:
     # Parted at 3, 5 and 5; equal to the end after 1 and 8 tokens: those never part, however short they are.
     curve = curve_of([3, 5, 5, 8, 1], [True, True, True, False, False])
     assert curve.times.tolist() == [3, 5] and curve.share.tolist() == [4 / 5, 2 / 5]
-    assert (curve.low[0], curve.high[0]) == pytest.approx(wilson(4, 5))
+    assert (curve.low[0], curve.high[0]) == pytest.approx(tuple(share_interval(4, 5)))
     # At token 3 the interval of 4 of 5 begins at 0.376, at token 5 that of 2 of 5 ends at 0.769.
     assert (curve.median, curve.median_interval) == (5.0, (3.0, None))
     none = curve_of([3, 4], [False, False])

@@ -7,6 +7,7 @@ A model known from its files says of itself what the loaded model says, and no w
 
 import json
 import shutil
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from mlflow_compress import demo
 from mlflow_compress.errors import AlignmentError, CheckpointError, ConfigError, StoreError
-from mlflow_compress.models.architectures.packed_layers import unpacked
+from mlflow_compress.models.architectures.packed_layers import dequantized, unpacked
 from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash, weights_hash
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model, open_light
 from mlflow_compress.scoring import engine_identity as module
@@ -65,6 +66,19 @@ def test_packed_weights_are_unpacked_as_their_own_library_does(num_bits: int) ->
         )
         packed = pack_to_int32(values, num_bits)
         assert torch.equal(unpacked(packed, num_bits, values.shape, others=unpack_from_int32), values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stored", [torch.int8, torch.float8_e4m3fn, torch.float32])
+def test_weights_are_dequantized_as_their_own_library_does(stored: torch.dtype, dtype: torch.dtype) -> None:
+    own = import_module("compressed_tensors.quantization.lifecycle.forward_helpers")._dequantize
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randint(-8, 8, (5, 6, 32), generator=draw).to(stored)
+    before, scale = values.clone(), torch.rand((5, 6, 1), generator=draw).to(dtype)
+    zero_point, global_scale = torch.randint(-8, 8, (5, 6, 1), generator=draw), torch.tensor([3.7])
+    for parts in ((None,), (zero_point,), (zero_point, torch.float16), (zero_point, torch.float32, global_scale)):
+        assert torch.equal(dequantized(values, scale, *parts), own(values, scale, *parts))
+    assert torch.equal(values, before)
 
 
 def test_missing_and_broken_checkpoints_are_refused(folder: Path, tmp_path: Path) -> None:

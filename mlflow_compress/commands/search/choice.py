@@ -258,4 +258,5 @@ def _within(limit: Limit, table: CostTable, first: Choice, made: Callable[[Alloc
 def is_surely_closer(kl: Float, other: Float) -> bool:
     """Return whether a KL is below another one, paired by window; by the mean alone where there is no interval."""
     difference = paired_mean(kl - other)
-    return bool(kl.mean() < other.mean()) if difference is None else difference.interval.high < 0
+    interval = None if difference is None else difference.interval
+    return bool(kl.mean() < other.mean()) if interval is None else interval.high < 0

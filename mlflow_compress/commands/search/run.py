@@ -217,13 +217,14 @@ def _searched(
         return row
     difference = units.kl - mix.kl
     mean = paired_mean(difference)
+    low, high = (None if mean is None else mean.interval) or (None, None)
     return replace(
         row,
         mix=f"{mix.share:.2f} of {mix.larger}, the rest {mix.smaller}",
         mix_kl=float(mix.kl.mean()),
         difference=float(difference.mean()),
-        difference_low=None if mean is None else mean.interval.low,
-        difference_high=None if mean is None else mean.interval.high,
+        difference_low=low,
+        difference_high=high,
     )
 
 

@@ -62,14 +62,19 @@ def decompress(model: Any) -> bool:
         store(module, {**tensors, "weight": tensors["weight"].to(dtype)})
 
     packed = importlib.import_module("compressed_tensors.compressors.pack_quantized.base")
+    rounding = importlib.import_module("compressed_tensors.quantization.lifecycle.forward_helpers")
     quick = partial(unpacked, others=packed.unpack_from_int32)
     with (
         _fp4_in_float32(),
         patch.object(packed, "unpack_from_int32", quick),
+        patch.object(rounding, "_dequantize", dequantized),
         patch.object(base, "replace_direct_state_dict", store_in_dtype),
     ):
         compressor.decompress_model(model=model)
     return True
+
+
+_ROWS = 64  # that are unpacked at once: what lies between stays in the processor's cache
 
 
 def unpacked(
@@ -82,17 +87,39 @@ def unpacked(
 ) -> "torch.Tensor":
     """Return the int8 values, shape (rows, columns), of packed int32 words, byte by byte where values fill whole bytes.
 
-    Equal to compressed-tensors' own function, `others`, which gathers a word for each value: about a quarter of its
+    Equal to compressed-tensors' own function, `others`, which gathers a word for each value: about an eighth of its
     seconds. It unpacks what does not fill whole bytes.
     """
     import torch
 
     if 8 % num_bits or packed.ndim != 2 or packed_dim != 1 or sys.byteorder != "little":
         return others(packed, num_bits, shape, packed_dim)
-    octets, mask = packed.contiguous().view(torch.uint8), (1 << num_bits) - 1
-    values = torch.stack([(octets >> start) & mask for start in range(0, 8, num_bits)], dim=-1)
-    values = values.view(len(packed), -1)[:, : shape[1]]
-    return (values - (1 << (num_bits - 1))).view(torch.int8)  # below 0 a byte wraps, to what int8 reads as negative
+    octets, mask, zero = packed.contiguous().view(torch.uint8), (1 << num_bits) - 1, 1 << (num_bits - 1)
+    values = torch.empty((*octets.shape, 8 // num_bits), dtype=torch.uint8, device=packed.device)
+    for some, rows in zip(values.split(_ROWS), octets.split(_ROWS), strict=True):
+        for place in range(8 // num_bits):  # below 0 a byte wraps, to what int8 reads as negative
+            torch.sub((rows >> num_bits * place) & mask, zero, out=some[..., place])
+    return values.view(len(packed), -1)[:, : shape[1]].view(torch.int8)
+
+
+def dequantized(
+    x_q: "torch.Tensor",
+    scale: "torch.Tensor",
+    zero_point: "torch.Tensor | None" = None,
+    dtype: "torch.dtype | None" = None,
+    global_scale: "torch.Tensor | None" = None,
+) -> "torch.Tensor":
+    """Return ``(x_q - zero_point) * scale``, equal to compressed-tensors' own `_dequantize`.
+
+    One new tensor in place of two or three: most of a large tensor's seconds are those of getting its memory.
+    """
+    if global_scale is not None:
+        scale = scale / global_scale
+    values = x_q.to(scale.dtype, copy=True)
+    if zero_point is not None:
+        values -= zero_point.to(scale.dtype)
+    values *= scale
+    return values if dtype is None else values.to(dtype)
 
 
 def _fp4_in_float32() -> contextlib.AbstractContextManager[object]:
@@ -109,8 +136,9 @@ def _fp4_in_float32() -> contextlib.AbstractContextManager[object]:
 def check_decompressed(model: Any, folder: Path) -> None:
     """Compare weights of a compressed-tensors checkpoint with what its files stand for; raise an error if they differ.
 
-    A model's loader goes by the label in ``config.json``, this check by the tensors in the files. Compared are the
-    first and the last layer of every scheme and stored dtype, so that its time does not grow with the model.
+    A model's loader goes by the label in ``config.json``, this check by the tensors in the files. Compared are, of the
+    smallest layers of every scheme and stored dtype, the first and the last, so that its time does not grow with the
+    model.
     """
     import torch
 
@@ -124,7 +152,11 @@ def check_decompressed(model: Any, folder: Path) -> None:
         tensor = stored.get(f"{name}.weight_packed") or stored.get(f"{name}.weight")
         if tensor is not None:  # transformers gives the layers of some architectures other names than the files do
             alike.setdefault((id(scheme), tensor.dtype), []).append(name)
-    sample = {name for names in alike.values() for name in (names[0], names[-1])}
+    sample = set()
+    for names in alike.values():
+        sizes = [model.get_submodule(name).weight.numel() for name in names]
+        smallest = [name for name, size in zip(names, sizes, strict=True) if size == min(sizes)]
+        sample |= {smallest[0], smallest[-1]}
     tensors = read_tensors(folder, sample.__contains__)
     for name in sorted(sample):
         own = {key.rpartition(".")[2]: tensor for key, tensor in tensors.items() if key.rpartition(".")[0] == name}

@@ -231,10 +231,10 @@ def _margin_finding(bins: Binned) -> str:
 
 
 def draw_margin(bins: Binned, wrong: Binned, *, level: float) -> Drawing:
-    """Return the figure: per margin bin the share of changed answers with Wilson intervals, and of wrong answers."""
+    """Return the figure: per margin bin the share of changed answers with its interval, and of wrong answers."""
     canvas, axes = new_axes(4.2)
     centre, share = (bins.left + bins.right) / 2, 100 * bins.mean
-    # Wilson bounds of 0 or n events touch the share up to rounding; an error bar must not be negative.
+    # Bounds of 0 or n events touch the share up to rounding; an error bar must not be negative.
     below, above = np.maximum(share - 100 * bins.low, 0), np.maximum(100 * bins.high - share, 0)
     axes.bar(centre, share, width=0.86 * (bins.right - bins.left), color=VARIANT, alpha=0.3, linewidth=0)
     axes.errorbar(centre, share, yerr=[below, above], fmt="o", color=VARIANT, markersize=5, elinewidth=1.6, capsize=0)
@@ -253,7 +253,7 @@ def draw_margin(bins: Binned, wrong: Binned, *, level: float) -> Drawing:
     title = _margin_finding(bins)
     caption = (
         f"Share of the {int(bins.n.sum()):,} multiple-choice items whose answer changed, by how sure the baseline was; "
-        f"{100 * level:g} % Wilson intervals. The line is the share that the baseline has wrong."
+        f"{100 * level:g} % intervals. The line is the share that the baseline has wrong."
     )
     return Drawing(canvas, title, caption)
 
@@ -352,7 +352,7 @@ def draw_answers_part(answers: Forks, *, level: float) -> Drawing:
         title = f"Half of the greedy answers have parted by token {curve.median:.0f}; {title}"
     caption = (
         f"Greedy answers of both models to {n:,} prompts, compared token by token: those without a divergent "
-        f"token (arXiv 2311.01544) so far, with Wilson's {100 * level:g} % interval. An answer that is the same to its "
+        f"token (arXiv 2311.01544) so far, with its {100 * level:g} % interval. An answer that is the same to its "
         "end stays the same."
     )
     return Drawing(canvas, title, caption)
