@@ -125,6 +125,7 @@ def job(work: Path, gigabytes: float) -> dict[str, tuple[float, float]]:
         "num_key_value_heads": heads,
     }
     model = gpu_scale.make_model(folder / "model", shape, 2, "cpu", questions_file.read_text("utf-8").split("\n"))
+    os.sync()  # else the job waits, at each small file of its own, until the disk has the model that was just made
     command = [sys.executable, "-m", "mlflow_compress", "main", "--model", str(model), "--tasks", str(questions_file)]
     command += ["--limit", "1", "--method", "rtn", "--bits", "4", "--judge", "false", "--speed", "false"]
     homes = {"MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db", VARIABLE: str(folder / "home")}
