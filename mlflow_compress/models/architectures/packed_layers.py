@@ -96,7 +96,7 @@ def unpacked(
         return others(packed, num_bits, shape, packed_dim)
     octets, mask, zero = packed.contiguous().view(torch.uint8), (1 << num_bits) - 1, 1 << (num_bits - 1)
     values = torch.empty((*octets.shape, 8 // num_bits), dtype=torch.uint8, device=packed.device)
-    for some, rows in zip(values.split(_ROWS), octets.split(_ROWS), strict=True):
+    for some, rows in zip(torch.split(values, _ROWS), torch.split(octets, _ROWS), strict=True):
         for place in range(8 // num_bits):  # below 0 a byte wraps, to what int8 reads as negative
             torch.sub((rows >> num_bits * place) & mask, zero, out=some[..., place])
     return values.view(len(packed), -1)[:, : shape[1]].view(torch.int8)
