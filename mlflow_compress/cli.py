@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlflow_compress import errors, lifetime
-from mlflow_compress.commands.command import COMMANDS, Command, all_commands, described_option
+from mlflow_compress.commands.command import COMMANDS, HEADINGS, Command, all_commands, described_option
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import as_typed, groups
 from mlflow_compress.paths import is_stage
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
     from mlflow_compress.commands.sweep.result import SweepProgress, VariantProgress
 
+_ABOUT = """Compress a causal language model, measure how far each variant moved, promote by that distance.
+
+{}
+
+`mlflow-compress COMMAND --help` explains one. A first job: mlflow-compress main --method awq --bits 4"""
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 _EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
 
@@ -39,20 +44,27 @@ _NEW_OBJECTS = 10_000  # before garbage is looked for; by default 700, and then 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser: one sub-command per command, one option per parameter."""
+    known = all_commands()
+    lines = {heading: [name for name, command in known.items() if command.heading == heading] for heading in HEADINGS}
     parser = argparse.ArgumentParser(
         prog="mlflow-compress",
-        description="Compress a causal language model, measure how far each variant moved, promote by that distance.",
-        epilog=_EPILOG,
+        usage="mlflow-compress COMMAND [--NAME VALUE ...]",
+        description=_ABOUT.format(
+            "\n".join(f"  {line:9} {', '.join(names)}" for line, names in lines.items() if names)
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, command in all_commands().items():
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="mlflow-compress"
+    )
+    for name, command in known.items():
         epilog = f"{_EPILOG} {_EXIT}" if command.decides else _EPILOG if command.parameters else None
-        description = command.about if command.parameters else None
         one = commands.add_parser(
             name,
-            help=command.about,
-            description=description,
+            description=command.about,
             epilog=epilog,
             allow_abbrev=command.parameters is None,
             usage=f"mlflow-compress {name} [--NAME VALUE ...]" if command.first else None,  # 80 names say nothing

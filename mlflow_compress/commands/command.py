@@ -74,7 +74,8 @@ class Command:
     function: Callable[..., Any]  # Returns a result; `as_text` of it is what the command line shows
     parameters: type[Parameters] | None  # None for one that takes only `arguments`
     about: str  # One sentence for the help
-    place: int = 100  # Order in the help and in MLproject
+    heading: str = "plug-ins"  # The line of the help on which it stands: see `HEADINGS`
+    place: int = 100  # Order on that line, and in MLproject
     project: bool = True  # It is an entry point of MLproject
     project_alone: bool = False  # It is also an MLflow project of its own, in projects/
     resumable: bool = False  # A killed one is noted on disk, and `resume` does it again
@@ -89,6 +90,9 @@ class Command:
         """Whether its function tells `progress`."""
         return "progress" in inspect.signature(self.function).parameters
 
+
+HEADINGS = ("start", "look", "decide", "share", "list", "keep", "stages", "plug-ins")
+"""What commands are for. The stages are what the main job runs one after the other."""
 
 COMMANDS: Registry[Command] = Registry(
     "command", "mlflow_compress.commands", group="mlflow_compress.commands", of=Command, inside="command"

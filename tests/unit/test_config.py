@@ -133,6 +133,15 @@ def test_help_explains_every_command(verb: str, capsys: pytest.CaptureFixture[st
     assert "usage: mlflow-compress" in capsys.readouterr().out
 
 
+def test_the_first_help_names_every_command_in_twelve_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out.rstrip().split("\n")
+    assert len(shown) <= 13, "a line of usage and twelve"
+    named = [name for line in shown if line.startswith("  ") for name in line[12:].split(", ")]
+    assert sorted(named) == sorted(all_commands())
+
+
 def test_misspelt_options_and_stray_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     # This is how MLflow hands over an unknown -P name.
     assert main(["main", "--metod", "awq"]) == 2

@@ -9,7 +9,9 @@ if TYPE_CHECKING:
     from mlflow_compress.commands.shared.tabular import Listing
 
 
-@register_command("methods", about="List the compression methods and what each supports.", place=20, project=False)
+@register_command(
+    "methods", about="List the compression methods and what each supports.", heading="list", place=20, project=False
+)
 def methods() -> "Listing":
     """Return the compression methods that are installed, and what each supports.
 
@@ -27,6 +29,7 @@ def methods() -> "Listing":
 @register_command(
     "tasks",
     about="List the named tasks: source, licence, items, shots, rule, hash.",
+    heading="list",
     place=21,
     project=False,
 )
@@ -47,6 +50,7 @@ def tasks() -> "Listing":
 @register_command(
     "policy",
     about="Print the promotion policy that decides, every value explained.",
+    heading="decide",
     place=19,
     project=False,
     arguments=(

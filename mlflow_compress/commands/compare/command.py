@@ -18,6 +18,7 @@ SIDE = "run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/g
 @register_command(
     "compare",
     about="Compare two evaluations from their records or prediction files, without any model.",
+    heading="look",
     place=18,
     project=False,
     arguments=(
@@ -97,6 +98,7 @@ def load(source: PathOrText, *, store: StoreLike = None) -> "Evaluation":
 @register_command(
     "forecast",
     about="Say how many answers of a variant will flip on items that it was not run on, without any model.",
+    heading="look",
     place=18,
     project=False,
     arguments=(

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @register_command(
     "diagnose",
     DiagnoseConfig,
-    place=5,
+    heading="look",
+    place=18,
     resumable=True,
     first=(
         "model",

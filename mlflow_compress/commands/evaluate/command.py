@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @register_command(
     "evaluate",
     EvaluateConfig,
+    heading="stages",
     place=3,
     project_alone=True,
     resumable=True,

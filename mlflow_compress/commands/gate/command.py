@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @register_command(
     "gate",
     GateConfig,
-    place=9,
+    heading="start",
+    place=13,
     decides=True,
     first=("model", "checkpoint", "policy", "tasks", "limit", "error", "block", "output", "device", "dtype"),
 )

@@ -17,7 +17,7 @@ class GcConfig(Parameters):
     delete: bool = option(False, "true deletes; otherwise it is a dry run")
 
 
-@register_command("gc", GcConfig, place=27, project=False)
+@register_command("gc", GcConfig, heading="keep", place=27, project=False)
 def gc(**parameters: Any) -> "Retention":
     """Return which runs of MLflow's store may be deleted, what that frees, and why the others stay.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 @register_command(
     "judge",
     JudgeConfig,
+    heading="stages",
     place=4,
     project_alone=True,
     resumable=True,

@@ -29,6 +29,7 @@ _OF_LATER_STAGES = (
 @register_command(
     "main",
     MainConfig,
+    heading="start",
     place=1,
     resumable=True,
     first=("model", "method", "bits", "group_size", "checkpoint", "tasks", "limit", "device", "judge", "judge_model"),

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from mlflow_compress.commands.plan.run import CostPlan
 
 
-@register_command("plan", PlanConfig, place=17, project=False)
+@register_command("plan", PlanConfig, heading="start", place=17, project=False)
 def plan(**parameters: Any) -> "CostPlan":
     """Return what every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run.
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 @register_command(
     "approve",
     ApproveConfig,
-    place=7,
+    heading="decide",
+    place=8,
     project=False,
     positional=Positional("version", "VERSION", "the version that waits"),
 )
@@ -50,7 +51,7 @@ def approve(version: int | str | None = None, **parameters: Any) -> "Approval":
     return run_approve(config, config.version, config.by)
 
 
-@register_command("promote", PromoteConfig, place=7, resumable=True, decides=True)
+@register_command("promote", PromoteConfig, heading="decide", place=7, resumable=True, decides=True)
 def promote(*, store: StoreLike = None, **parameters: Any) -> "Promotion":
     """Return the decision on all variants of one evaluation, after moving the alias in MLflow's model registry.
 
@@ -93,7 +94,7 @@ def promote(*, store: StoreLike = None, **parameters: Any) -> "Promotion":
         return run_promote(config)
 
 
-@register_command("rollback", RollbackConfig, place=8)
+@register_command("rollback", RollbackConfig, heading="decide", place=8)
 def rollback(**parameters: Any) -> "Rollback":
     """Return who has the alias again, after moving it back to the version that had it before.
 
@@ -120,7 +121,7 @@ def rollback(**parameters: Any) -> "Rollback":
     return run_rollback(config)
 
 
-@register_command("history", HistoryConfig, place=16, project=False)
+@register_command("history", HistoryConfig, heading="decide", place=16, project=False)
 def history(**parameters: Any) -> "AliasHistory":
     """Return who had an alias when, by which decision and policy, newest first.
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from mlflow_compress.commands.quantize.run import CompressedModel
 
 
-@register_command("quantize", QuantizeConfig, place=2, project_alone=True, resumable=True)
+@register_command("quantize", QuantizeConfig, heading="stages", place=2, project_alone=True, resumable=True)
 def compress(
     model: "str | ModelInMemory" = "demo", method: str = "awq", *, store: StoreLike = None, **parameters: Any
 ) -> "CompressedModel":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 @register_command(
     "report",
     ReportConfig,
+    heading="look",
     place=10,
     positional=Positional("runs", "RUN", "main runs, or a sweep's run"),
     short={"output": "-o"},

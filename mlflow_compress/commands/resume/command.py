@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from mlflow_compress.commands.resume.run import Resumed
 
 
-@register_command("resume", ResumeConfig, place=15)
+@register_command("resume", ResumeConfig, heading="keep", place=15)
 def resume(*, progress: Say | None = None, **parameters: Any) -> "Resumed":
     """Return what became of the commands that had not ended, after doing them again.
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 @register_command(
     "search",
     SearchConfig,
+    heading="start",
     place=12,
     resumable=True,
     decides=True,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from mlflow_compress.commands.speed.run import SpeedMeasurement
 
 
-@register_command("speed", SpeedConfig, place=6, project_alone=True, resumable=True)
+@register_command("speed", SpeedConfig, heading="stages", place=6, project_alone=True, resumable=True)
 def speed(
     checkpoint: "CompressedModel | ModelInMemory | PathOrText | None" = None,
     *,

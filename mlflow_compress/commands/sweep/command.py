@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 @register_command(
     "sweep",
     SweepConfig,
+    heading="start",
     place=11,
     resumable=True,
     first=("model", "methods", "bits", "group_size", "grid", "tasks", "limit", "device", "judge", "dry_run"),

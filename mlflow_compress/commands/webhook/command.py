@@ -10,7 +10,7 @@ from mlflow_compress.errors import ConfigError
 SECRET_VARIABLE = "MLFLOW_COMPRESS_WEBHOOK_SECRET"
 
 
-@register_command("serve-webhook", WebhookConfig, place=24, project=False)
+@register_command("serve-webhook", WebhookConfig, heading="keep", place=24, project=False)
 def serve_webhook(*, progress: Say | None = None, **parameters: Any) -> None:
     """Take MLflow's webhook deliveries until interrupted, and give each a verdict on its version, as `promote` does.
 
