@@ -123,9 +123,12 @@ _MEMORY = 12 << 30  # bytes
 
 def folders(number: int, start: int, only: str | None) -> int:
     """Print what becomes of damaged folders, by file; return how many end badly."""
+    import torch
+
     from benchmarks import damaged_folders
     from tests import malformed_model as model
 
+    torch.set_num_threads(1)  # a fork would wait for ever for threads that only its parent has
     scratch = Path(tempfile.mkdtemp())
     plain, packed, foreign = (scratch / name for name in ("plain", "packed", "foreign"))
     with model.quiet():
