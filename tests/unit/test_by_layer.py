@@ -310,6 +310,32 @@ def test_each_of_three_kills_loses_the_layer_that_was_computed(
     assert found.table.equals(wanted.table) and counted.n_layers == left
 
 
+@pytest.mark.parametrize("method", ["rtn", "fp8", "hqq"])
+def test_a_killed_pass_of_a_compressed_model_goes_on_behind_a_layer(
+    method: str, tmp_path: Path, no_fresh_process: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed twice, at random layers of 8, in two sweeps. hqq's format is not read from the disk layer by layer."""
+    folder, out = make_llama(tmp_path / "base", num_hidden_layers=4), tmp_path / "compressed"
+    compress_model(str(folder), method, method_config(method), [], out, device="cpu")
+    in_memory, config = LoadConfig(path=str(out), device="cpu"), ScoringConfig(shard_seconds=0.0, **SIZES)
+    wanted, _ = Scorer(load_model(in_memory), config).score(requests())
+    if method == "hqq":
+        request.getfixturevalue("by_layer")
+    counted, draw, left = Sweeps(2, monkeypatch), random.Random(method), 8
+
+    def score() -> Any:
+        loaded = load_model(in_memory) if method == "hqq" else on_disk(out, tmp_path)
+        return Scorer(loaded, config).score(requests(), resume=tmp_path / "parts")[0].table
+
+    for _ in range(2):
+        counted.stop_at = draw.randint(1, left)
+        with pytest.raises(KeyboardInterrupt):
+            score()
+        left -= counted.stop_at - 1
+    counted.stop_at = None
+    assert score().equals(wanted.table) and counted.n_layers == left < 8
+
+
 def test_the_next_layer_is_read_while_one_computes(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer's batches wait here until the next layer is read: its stored bytes, once, and no others."""
     wanted = records(load_model(LoadConfig(path=str(base), device="cpu")), "plain")
