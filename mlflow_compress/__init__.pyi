@@ -2145,6 +2145,7 @@ def sweep(
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
     policy: PolicyLike | None = None,
+    screen: bool = False,
     dry_run: Literal[False] = False,
     experiment: str = "auto",
 ) -> Sweep:
@@ -2348,6 +2349,9 @@ def sweep(
         path (auto | true | false) [auto]
     policy
         YAML file that says which variant to ship; none: the default policy of promote [none]
+    screen
+        device=balanced: score variants whose method reads no calibration text first, in one read of the
+        baseline's weights; those that the policy fails are not made [false]
     dry_run
         show the plan with estimates of time and disk, and do nothing [false]
     experiment
@@ -2441,6 +2445,7 @@ def sweep(
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
     policy: PolicyLike | None = None,
+    screen: bool = False,
     dry_run: Literal[True],
     experiment: str = "auto",
 ) -> SweepPlan: ...
@@ -2532,6 +2537,7 @@ def sweep(
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
     policy: PolicyLike | None = None,
+    screen: bool = False,
     dry_run: bool,
     experiment: str = "auto",
 ) -> Sweep | SweepPlan: ...

@@ -216,19 +216,8 @@ def compress_model(
                 fix="Use device=auto, or one of these methods with its backend llmcompressor",
             )
     source = resolve(model, trust_remote_code=trust_remote_code)
-    if chosen.linear_only:
-        taken = chosen.takes_experts(settings)
-        others = () if taken or not source.experts else _taking_experts(source)
-        source.require_linear(method, with_experts=taken, taking_experts=others)
-    if chosen.by_class and source.subclassed is not None:
-        raise UnsupportedError(
-            f"The library of {method!r} skips linear layers of a subclass, such as {source.subclassed}",
-            got=source.architecture,
-            fix="Use hqq, which supports them",
-        )
+    require_supported(chosen, settings, source)
     with quiet(), METHODS.blaming(method):
-        chosen.check_folder(source.folder)
-        chosen.check(settings, source)
         tokens = _calibration(chosen, settings, source, calibration)
     with staging_folder(out) as folder:
         job = CompressionJob(
@@ -245,6 +234,23 @@ def compress_model(
     return manifest
 
 
+def require_supported(method: Method[Any], settings: MethodConfig, source: SourceModel) -> None:
+    """Raise an error, before any work, where a method cannot compress a model with these settings."""
+    if method.linear_only:
+        taken = method.takes_experts(settings)
+        others = () if taken or not source.experts else _taking_experts(source)
+        source.require_linear(method.name, with_experts=taken, taking_experts=others)
+    if method.by_class and source.subclassed is not None:
+        raise UnsupportedError(
+            f"The library of {method.name!r} skips linear layers of a subclass, such as {source.subclassed}",
+            got=source.architecture,
+            fix="Use hqq, which supports them",
+        )
+    with quiet(), METHODS.blaming(method.name):
+        method.check_folder(source.folder)
+        method.check(settings, source)
+
+
 def _taking_experts(source: SourceModel) -> list[str]:
     """Return the methods that compress this mixture's experts; GGUF has names for some architectures only."""
     names = []
@@ -259,14 +265,10 @@ def _taking_experts(source: SourceModel) -> list[str]:
 
 
 def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig], label: str) -> CheckpointManifest:
-    import torch
-
     start, processor = time.perf_counter(), processor_time()
-    with peak_memory(job.device) as peak, quiet(), torch.random.fork_rng():
-        torch.manual_seed(getattr(job.config, "seed", 0))
-        logits = _compressed(method, job)
+    with peak_memory(job.device) as peak:
+        logits = write_compressed(method, job)
     seconds, processor = time.perf_counter() - start, processor_time() - processor
-    _require_compressed(method, job)
     probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds(job.config))
     give_usual_permissions(job.folder)  # before its files are hashed
     report = reload_in_fresh_process(
@@ -316,18 +318,20 @@ def _cache_bytes(folder: Path, source: SourceModel) -> float | None:
     return cache_bytes_per_token(open_config(folder, trust_remote_code=source.trust_remote_code))
 
 
-def _compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> Logits:
+def write_compressed(method: Method[Any], job: CompressionJob[MethodConfig]) -> Logits:
     """Return what a method's `compress` returns; a plug-in's errors and wrong answers name the plug-in."""
     import torch
 
-    with METHODS.blaming(method.name):
+    with quiet(), torch.random.fork_rng(), METHODS.blaming(method.name):
+        torch.manual_seed(getattr(job.config, "seed", 0))
         logits: object = method.compress(job)
         if not checkpoint_config.weight_files(job.folder):
             raise ValueError("compress() wrote no weights into job.folder")
         if not isinstance(logits, torch.Tensor) or logits.shape[:-1] != (job.probe.n_positions,):
             shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
             raise TypeError(f"compress() gave {shape}, and not logits of shape ({job.probe.n_positions}, vocabulary)")
-        return logits
+    _require_compressed(method, job)
+    return logits
 
 
 def _describe_calibration(

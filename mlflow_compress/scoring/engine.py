@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm.auto import tqdm
 
-from mlflow_compress.errors import AlignmentError, ConfigError
+from mlflow_compress.errors import AlignmentError, ConfigError, UnsupportedError
 from mlflow_compress.models.identity import check_same_tokenizer, tokenizer_hash
 from mlflow_compress.models.length_regimes import LengthRegime, length_regimes
 from mlflow_compress.models.loading import LoadedModel
@@ -24,7 +24,7 @@ from mlflow_compress.records import OptionDistances, OptionScores, Request, Toke
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter, StoredModel
 from mlflow_compress.scoring.child_process import in_forks
 from mlflow_compress.scoring.forward.body import Body, reason_not_to_pack, split_body_and_head
-from mlflow_compress.scoring.forward.by_layer import BodyByLayer, body_by_layer
+from mlflow_compress.scoring.forward.by_layer import BodyByLayer, Form, body_by_layer
 from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
 from mlflow_compress.scoring.journal import Arrays, PassParts, joined_arrays
@@ -198,6 +198,54 @@ class InThisProcess:
             self._body.say_reads(work.plan, group_units(work.plan, work.head_rows))
             self._body.journal, self._body.seconds = work.resume and work.resume[0], work.seconds
         return run_pass(work, ModelRunner(self._body, self._head), compared, self._processes)
+
+    def run_forms(self, work: PassWork, forms: Sequence[Form]) -> list[Arrays]:
+        """Return the results of a whole pass for each form of the model's layers."""
+        body, states = self._body, work.baseline
+        if not isinstance(body, BodyByLayer):
+            raise UnsupportedError("The model is not scored layer by layer", fix="Give max_memory less than it takes")
+        assert not isinstance(states, LoadedModel)
+        runner = ModelRunner(body, self._head)
+        scoring = ScoringPass(runner=runner, head_rows=work.head_rows, baseline=states, entropy=work.entropy)
+        body.forms = forms
+        body.journal, body.seconds = work.resume and work.resume[0], work.seconds
+        if body.journal is not None:
+            body.journal.mkdir(parents=True, exist_ok=True)
+        try:
+            body.say_reads(work.plan, group_units(work.plan, work.head_rows))
+            groups = list(scoring.run_forms(work.plan, work.targets))
+        finally:
+            body.forms = ()
+        return [joined_arrays(parts) for parts in zip(*groups, strict=True)] or [work.empty() for _ in forms]
+
+
+class _OneForm:
+    """Runs the passes of one form of a model's layers; the first that is asked for runs all forms."""
+
+    def __init__(self, whole: InThisProcess, number: int, run: Callable[[PassWork], list[Arrays]]) -> None:
+        self._number, self._run = number, run
+        self.whole_model_reason = whole.whole_model_reason
+        self.reason_not_to_pack, self.length_regimes = whole.reason_not_to_pack, whole.length_regimes
+
+    def run(self, work: PassWork) -> tuple[Arrays, int]:
+        return self._run(work)[self._number], 0
+
+
+def scorers_of_forms(loaded: LoadedModel, forms: Sequence[Form], config: ScoringConfig) -> "list[Scorer]":
+    """Return a scorer of each form of the layers of a model that does not fit, as one of a model that has it.
+
+    A pass that one of them is asked for is run for all, and a layer is read once for all. They must be asked alike.
+    """
+    whole = InThisProcess(loaded, processes=1)
+    done: dict[str, list[Arrays]] = {}
+
+    def run(work: PassWork) -> list[Arrays]:
+        key = f"{work.label} {work.plan.digest} {work.targets.digest}"
+        if key not in done:
+            done[key] = whole.run_forms(work, forms)
+        return done[key]
+
+    return [Scorer(loaded, config, _OneForm(whole, number, run)) for number in range(len(forms))]
 
 
 def _split(loaded: LoadedModel) -> tuple[Body, LanguageModelHead, str | None]:
@@ -391,12 +439,20 @@ class Scorer:
     `report` describes the last pass; None before the first.
     """
 
-    def __init__(self, loaded: LoadedModel | RunsElsewhere, config: ScoringConfig | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel | RunsElsewhere,
+        config: ScoringConfig | None = None,
+        execution: Execution | None = None,
+    ) -> None:
         self.loaded = loaded
         self.config = config or ScoringConfig()
-        self._execution: Execution = (
-            InThisProcess(loaded, self.config.processes) if isinstance(loaded, LoadedModel) else loaded.execution
-        )
+        if execution is None:
+            if isinstance(loaded, LoadedModel):
+                execution = InThisProcess(loaded, self.config.processes)
+            else:
+                execution = loaded.execution
+        self._execution = execution
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length, loaded.vocab_size)
         self.report: ScoringReport | None = None
 

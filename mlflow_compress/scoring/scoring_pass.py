@@ -131,6 +131,24 @@ class ScoringPass:
             for runner in self._runners():
                 runner.body.clear()
 
+    def run_forms(self, plan: Plan, targets: Targets) -> Iterator[list[Arrays]]:
+        """Yield, group by group, the results of each form of the layers of a body that runs by layer."""
+        body, states, rows = self.runner.body, self.baseline, None
+        assert isinstance(body, BodyByLayer) and not isinstance(states, ModelRunner)
+        if states is not None:
+            rows = states.rows_of(plan.keys)
+        cut, last_use = group_units(plan, self.head_rows), last_uses(plan.units)
+        try:
+            with install_tree_attention() as attention:
+                for sweep in sweeps([body], plan, cut, range(len(cut))):
+                    units = [unit for number in sweep for unit in range(len(plan.units))[cut[number].units]]
+                    body.prepare(plan, units, attention, last_use)
+                    for number in sweep:
+                        by_form = zip(*map(body.run_forms, plan.units[cut[number].units]), strict=True)
+                        yield [self._reduce(plan, cut[number], [torch.cat(one)], targets, rows) for one in by_form]
+        finally:
+            body.clear()
+
     def is_ahead(self) -> bool:
         """Whether groups are computed already that were not asked for yet: they are there at once."""
         return any(isinstance(r.body, BodyByLayer) and r.body.is_ahead for r in self._runners())

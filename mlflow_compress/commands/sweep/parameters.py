@@ -57,6 +57,11 @@ class SweepConfig(declarations.Parameters):
     speed: bool = declarations.like(MainConfig, "speed")
     log_weights: LogWeights = declarations.like(MainConfig, "log_weights")
     policy: declarations.OptionalText = declarations.like(ReportConfig, "policy")
+    screen: bool = declarations.option(
+        False,
+        "device=balanced: score variants whose method reads no calibration text first, in one read of the baseline's "
+        "weights; those that the policy fails are not made",
+    )
     dry_run: bool = declarations.option(False, "show the plan with estimates of time and disk, and do nothing")
 
     def main_config(self, **variant: Any) -> MainConfig:

@@ -24,6 +24,7 @@ from mlflow_compress.commands.sweep.plan import (
     prepare_sweep,
 )
 from mlflow_compress.commands.sweep.result import State, Sweep, SweepPlan, SweepProgress, VariantProgress
+from mlflow_compress.commands.sweep.screen import screened
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import AUTO
@@ -31,9 +32,10 @@ from mlflow_compress.config.policy import Policy, read_policy
 from mlflow_compress.decide.promotion import gates_of
 from mlflow_compress.decide.scoreboard import ScoredVariant, more_items
 from mlflow_compress.engines.ray.workers import Workers
-from mlflow_compress.errors import SweepError
+from mlflow_compress.errors import ConfigError, SweepError, UnsupportedError
 from mlflow_compress.home import out_folder
 from mlflow_compress.kept import keeping
+from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.reporting.figures import draw_scoreboard, draw_similarity
 from mlflow_compress.reporting.page.variants_page import choice_and_reason, render_page
 from mlflow_compress.reporting.scoreboard_text import (
@@ -110,6 +112,12 @@ Tell = Callable[[SweepProgress], None]
 
 def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
     """Compress, evaluate and judge every variant, and return the scoreboard; for a dry run, return the plan only."""
+    if config.screen and (config.source.device != BALANCED or config.running.engine != "local"):
+        raise ConfigError(
+            "Parameter 'screen' is for models that do not fit into memory",
+            allowed="device=balanced and engine=local",
+            got=f"device={config.source.device}, engine={config.running.engine}",
+        )
     policy = read_policy(config.policy)
     gates_of(policy, config.policy)  # one that cannot be used is refused before anything is made
     chosen, left_out = combinations(config)
@@ -128,6 +136,18 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
         tags = {run_names.BASE_MODEL: plan.baseline, run_names.EVALUATION: prepared.evaluation}
         with parent_run(tracker, name, key, tags) as run:
             run.log_params(as_text(config))
+            if config.screen:
+                fails = screened(prepared, policy, config.policy, tracker, lambda line: tell(SweepProgress(line=line)))
+                kept = tuple(variant for variant in prepared.variants if variant.name not in fails)
+                if not kept:
+                    raise UnsupportedError(
+                        "The policy fails every variant of this sweep",
+                        got="; ".join(f"{variant}: {why}" for variant, why in fails.items()),
+                        fix="Name other methods or more bits, or give another policy",
+                    )
+                made = tuple(one for one in plan.variants if one.name not in fails)
+                prepared = replace(prepared, variants=kept)
+                plan = replace(plan, variants=made, left_out={**plan.left_out, **fails})
             runs = make_variants(tracker, run, prepared, tell, workers)
             if config.sampling.items.partition(":")[0] == AUTO:
                 runs = _with_more_items(tracker, run, prepared, runs, policy, tell, workers)

@@ -9,13 +9,14 @@ states of the sweep are.
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.files import writing
 from mlflow_compress.models import offloading
 from mlflow_compress.models.weight_groups import decoder_layers
@@ -35,6 +36,8 @@ from mlflow_compress.scoring.plan.packing import (
 
 Tensor = torch.Tensor
 Unit = PackedBatch | PaddedBatch
+Form = Callable[[int], torch.nn.Module]
+"""Makes another form of the layer with a number, whose weights are in memory."""
 
 _ERRORS = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)  # of a model's code
 
@@ -72,7 +75,7 @@ class _Stand(torch.nn.Module):
             args, kwargs = (
                 ((body.states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": body.states})
             )
-        output = self._layer(*args, **kwargs)
+        output = (body.form or self._layer)(*args, **kwargs)
         if self._number == body.n_layers - 1:
             return output
         raise _Reached(output)
@@ -84,6 +87,9 @@ class BodyByLayer(Body):
     `room` is how many bytes the hidden states of one sweep may take; at least a group of units is run at once. Into the
     folder `journal`, which belongs to one pass, a sweep writes its states after a layer, at most once in `seconds`; a
     killed one goes on behind that layer. None: nothing is written.
+
+    With `forms`, the units run through each form of a layer while the layer is in memory, and not through the layer
+    itself: each form has a stream of states of its own (`run_forms`).
     """
 
     def __init__(self, body: Body, room: int) -> None:
@@ -92,11 +98,13 @@ class BodyByLayer(Body):
         self.room, self.returns_log_probs = room, isinstance(body, WholeModelBody)
         self.journal: Path | None = None
         self.seconds = 0.0
+        self.forms: Sequence[Form] = ()
+        self.form: torch.nn.Module | None = None  # What computes in place of the present layer
         self.present = 0  # The number of the layer that computes
         self.states: Tensor | None = None  # What it is given instead of the embeddings
         self.n_others: int | None = None  # Values that a layer returns behind its hidden states; None: no tuple
         self._reached: Tensor | None = None
-        self._ready: dict[int, Tensor] = {}
+        self._ready: dict[int, list[Tensor]] = {}
         name, layers = decoder_layers(self.model) or ("", torch.nn.ModuleList())
         self._layers = list(layers)
         self._stands = {f"{name}.{n}": _Stand(self, n, layer) for n, layer in enumerate(layers)}
@@ -108,7 +116,11 @@ class BodyByLayer(Body):
 
     def run(self, unit: Unit, attention: TreeAttention | None = None) -> Tensor:
         ready = self._ready.pop(id(unit), None)
-        return super().run(unit, attention) if ready is None else ready
+        return super().run(unit, attention) if ready is None else ready[0]
+
+    def run_forms(self, unit: Unit) -> list[Tensor]:
+        """Return a prepared unit's states of each form of the layers."""
+        return self._ready.pop(id(unit))
 
     def has(self, prefix: int) -> bool:
         return self.is_ahead or super().has(prefix)
@@ -122,7 +134,8 @@ class BodyByLayer(Body):
     ) -> None:
         """Compute the plan's units with these numbers, of which `run` then returns the states.
 
-        Where memory runs out, nothing is prepared, and `run` computes as if this had not been called.
+        Where memory runs out, nothing is prepared, and `run` computes as if this had not been called; with `forms` it
+        is an `UnsupportedError`.
         """
         self.clear()
         work = list(_with_makers(plan, numbers))
@@ -133,9 +146,16 @@ class BodyByLayer(Body):
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
             self.clear()
+            if self.forms:
+                raise UnsupportedError(
+                    f"Memory ran out on {len(work)} batches of {len(self.forms)} models: {error}",
+                    fix="Score fewer variants at once",
+                ) from error
             logger.warning("Memory ran out on %d batches at once; going on batch by batch", len(work))
             return
-        self._ready = {id(unit): out for (unit, number), out in zip(work, states, strict=True) if number is not None}
+        for index, (unit, number) in enumerate(work):
+            if number is not None:
+                self._ready[id(unit)] = states[index :: len(work)]
 
     def say_reads(self, plan: Plan, groups: Sequence[UnitGroup]) -> None:
         """Say how often the waiting weights are read for a plan, and what its hidden states take at most."""
@@ -150,8 +170,8 @@ class BodyByLayer(Body):
     def _sweep(
         self, work: list[tuple[Unit, int | None]], attention: TreeAttention, last_use: dict[int, list[int]]
     ) -> list[Tensor]:
-        """Return what `Body.run` does for each unit."""
-        units = [number for _, number in work]
+        """Return what `Body.run` does for each unit; with `forms`, of the first form, then of the next ones."""
+        units = [number for _, number in work] * max(1, len(self.forms))
         first, states = self._written(units)
         written = time.monotonic()
         try:
@@ -161,23 +181,46 @@ class BodyByLayer(Body):
                     self.present = present
                     following = self._layers[present + 1] if present + 1 < self.n_layers else None
                     with offloading.held(layer), offloading.read_ahead(following):
-                        for index, (unit, number) in enumerate(work):
-                            self.states, states[index] = states[index], None
-                            out = super().run(unit, attention)
-                            if isinstance(unit, PackedBatch) and unit.keep != NO_PREFIX:
-                                # Only this layer's are needed; those of the others are read for their length.
-                                self._prefixes[unit.keep] = [self._prefixes[unit.keep][present]] * self.n_layers
-                            for prefix in last_use.get(number, ()) if number is not None else ():
-                                self.forget(prefix)
-                            reached, self._reached = self._reached, None  # None behind the last layer
-                            states[index] = (out if reached is None else reached).cpu()
-                    self._prefixes.clear()
+                        for stream, form in enumerate(self.forms or (None,)):
+                            self._run_stream(work, states, stream * len(work), form, attention, last_use)
                     if self.journal is not None and time.monotonic() - written >= self.seconds:
                         self._write(self.journal, units, states)
                         written = time.monotonic()
         finally:
             self.present, self.states, self._reached = 0, None, None
         return states
+
+    def _run_stream(
+        self,
+        work: list[tuple[Unit, int | None]],
+        states: list[Any],
+        first: int,
+        form: Form | None,
+        attention: TreeAttention,
+        last_use: dict[int, list[int]],
+    ) -> None:
+        """Run all units through the present layer, or a form of it; their states are those from number `first` on."""
+        last_layer = self._last_layer
+        try:
+            if form is not None:
+                self.form = form(self.present)
+                if last_layer is not None:  # it computes at the scored positions only
+                    self._last_layer = self.form if self.present == self.n_layers - 1 else None
+            for index, (unit, number) in enumerate(work, start=first):
+                self.states, states[index] = states[index], None
+                if self.states is not None and self.form is not None:  # which has no hook that does it
+                    self.states = self.states.to(next(self.form.parameters()).device)
+                out = super().run(unit, attention)
+                if isinstance(unit, PackedBatch) and unit.keep != NO_PREFIX:
+                    # Only this layer's are needed; those of the others are read for their length.
+                    self._prefixes[unit.keep] = [self._prefixes[unit.keep][self.present]] * self.n_layers
+                for prefix in last_use.get(number, ()) if number is not None else ():
+                    self.forget(prefix)
+                reached, self._reached = self._reached, None  # None behind the last layer
+                states[index] = (out if reached is None else reached).cpu()
+        finally:
+            self.form, self._last_layer = None, last_layer
+            self._prefixes.clear()
 
     def _write(self, journal: Path, units: list[int | None], states: list[Any]) -> None:
         """Write the states behind the present layer: not as safetensors, which would first copy all of them."""
@@ -243,7 +286,8 @@ def sweep_bytes(body: BodyByLayer, plan: Plan, group: UnitGroup) -> int:
     config = body.model.config.get_text_config(decoder=True)
     width = int(config.hidden_size) * int(body.model.dtype.itemsize)
     row = 4 * int(config.vocab_size) if body.returns_log_probs else width
-    return sum(max(n_states(unit) * width, n_scored_rows(unit) * row) for unit in plan.units[group.units])
+    states = sum(max(n_states(unit) * width, n_scored_rows(unit) * row) for unit in plan.units[group.units])
+    return max(1, len(body.forms)) * states
 
 
 def body_by_layer(body: Body, room: int) -> tuple[Body, str | None]:
