@@ -274,7 +274,7 @@ def test_a_rewrite_is_the_same_model_and_the_same_tokenizer(folder: Path, tmp_pa
     assert identity(copied) == before
 
 
-@pytest.mark.parametrize("model", [demo.MODELS["demo"], demo.MODELS["demo-tools"]], ids=["demo", "demo-tools"])
+@pytest.mark.parametrize("model", demo.MODELS.values(), ids=demo.MODELS)
 def test_embedded_models_that_transformers_writes_again_are_the_same(model: Path, tmp_path: Path) -> None:
     copied = Path(shutil.copytree(model, tmp_path / "copy"))
     AutoTokenizer.from_pretrained(model).save_pretrained(copied)
