@@ -268,6 +268,9 @@ def diagnose(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
@@ -294,8 +297,8 @@ def diagnose(
     progress : callable (line), optional
         Is told what is measured.
     model
-        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
-        checkpoint was made from, where this is left out [demo]
+        baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
+        a given checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -350,6 +353,14 @@ def diagnose(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    enable_thinking
+        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
+        [true]
+    thinking_samples
+        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
+    thinking_max_new_tokens
+        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
+        8192 for a file [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -395,6 +406,9 @@ def evaluate(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -434,8 +448,8 @@ def evaluate(
     progress : callable (line), optional
         Is told, before anything is asked, what the server of a served model can.
     model
-        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
-        checkpoint was made from, where this is left out [demo]
+        baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
+        a given checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -470,6 +484,14 @@ def evaluate(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    enable_thinking
+        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
+        [true]
+    thinking_samples
+        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
+    thinking_max_new_tokens
+        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
+        8192 for a file [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -591,6 +613,9 @@ def gate(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     trace_instructions: str | PathLike[str] = "auto",
     trace_prompts: int = 100,
@@ -644,8 +669,8 @@ def gate(
     progress : callable (line), optional
         Is told after each block how far the gate is.
     model
-        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
-        checkpoint was made from, where this is left out [demo]
+        baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
+        a given checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -680,6 +705,14 @@ def gate(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    enable_thinking
+        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
+        [true]
+    thinking_samples
+        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
+    thinking_max_new_tokens
+        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
+        8192 for a file [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -895,8 +928,8 @@ def judge(
     progress : callable (line), optional
         Is told, before the first call, how many calls a judge model will take, and what they may cost.
     model
-        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
-        checkpoint was made from, where this is left out [demo]
+        baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
+        a given checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -1050,6 +1083,9 @@ def plan(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
@@ -1081,8 +1117,8 @@ def plan(
     Parameters
     ----------
     model
-        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
-        checkpoint was made from, where this is left out [demo]
+        baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
+        a given checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -1129,6 +1165,14 @@ def plan(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    enable_thinking
+        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
+        [true]
+    thinking_samples
+        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
+    thinking_max_new_tokens
+        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
+        8192 for a file [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1356,6 +1400,9 @@ def run(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -1422,8 +1469,8 @@ def run(
     progress : callable (line), optional
         Is told what happens now, and how long it took before.
     model
-        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
-        checkpoint was made from, where this is left out [demo]
+        baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
+        a given checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -1481,6 +1528,14 @@ def run(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    enable_thinking
+        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
+        [true]
+    thinking_samples
+        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
+    thinking_max_new_tokens
+        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
+        8192 for a file [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1653,6 +1708,9 @@ def search(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     trace_instructions: str | PathLike[str] = "auto",
     trace_prompts: int = 100,
@@ -1685,8 +1743,8 @@ def search(
     progress : callable (line), optional
         Is told what happens now.
     model
-        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
-        checkpoint was made from, where this is left out [demo]
+        baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
+        a given checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -1768,6 +1826,14 @@ def search(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    enable_thinking
+        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
+        [true]
+    thinking_samples
+        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
+    thinking_max_new_tokens
+        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
+        8192 for a file [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1854,6 +1920,9 @@ def search(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     trace_instructions: str | PathLike[str] = "auto",
     trace_prompts: int = 100,
@@ -1914,6 +1983,9 @@ def search(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     trace_instructions: str | PathLike[str] = "auto",
     trace_prompts: int = 100,
@@ -2010,8 +2082,8 @@ def speed(
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
     model
-        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
-        checkpoint was made from, where this is left out [demo]
+        baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
+        a given checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -2090,6 +2162,9 @@ def sweep(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -2160,8 +2235,8 @@ def sweep(
     progress : callable (SweepProgress), optional
         Is told what happens: a line, and how far each variant is.
     model
-        baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given
-        checkpoint was made from, where this is left out [demo]
+        baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
+        a given checkpoint was made from, where this is left out [demo]
     other_baseline
         compare a checkpoint with a baseline that it was not made from (off: refused) [false]
     device
@@ -2222,6 +2297,14 @@ def sweep(
         show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
     fewshot_as_multiturn
         few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
+    enable_thinking
+        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
+        [true]
+    thinking_samples
+        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
+    thinking_max_new_tokens
+        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
+        8192 for a file [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -2390,6 +2473,9 @@ def sweep(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",
@@ -2482,6 +2568,9 @@ def sweep(
     limit: int = 0,
     apply_chat_template: bool = False,
     fewshot_as_multiturn: bool = True,
+    enable_thinking: bool = True,
+    thinking_samples: int = 8,
+    thinking_max_new_tokens: int | Literal["auto"] = "auto",
     noise_items: int = 200,
     items: str = "all",
     trace_instructions: str | PathLike[str] = "auto",

@@ -1,6 +1,9 @@
-"""Answers of models that think aloud: what is left when the reasoning is taken off."""
+"""Answers of models that think aloud: what is left when the reasoning is taken off, and what it concludes."""
 
 import re
+import string
+from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 
 # Reasoning between two tags, as chat templates write it: <think>, <thinking>, <thought>, <reasoning>, <seed:think>,
 # <|begin_of_thought|>, <|START_THINKING|>, [THINK], ◁think▷ and Gemma's <|channel>thought ... <channel|>.
@@ -56,3 +59,75 @@ def without_reasoning(reply: str) -> str:
 def _is_quoted(tag: re.Match[str]) -> bool:
     before, after = tag.string[tag.start() - 1 : tag.start()], tag.string[tag.end() : tag.end() + 1]
     return bool(before and after) and before in _QUOTES and after in _QUOTES
+
+
+OPEN = "<think>"
+
+
+def parted(prompt: str, reply: str) -> tuple[str, str]:
+    """Return thought and answer of a reply. Where the prompt ends with the opening tag, the reply begins in a thought.
+
+    The answer is empty where the thought never ends, or nothing follows it.
+    """
+    whole = _whole(prompt, reply)
+    answer = without_reasoning(whole)
+    return whole.removesuffix(answer), answer.strip()
+
+
+def stays_in_thought(prompt: str, reply: str) -> bool:
+    """Return whether a thought begins, in the reply or at the end of the prompt, and does not end."""
+    return not without_reasoning(f"{_whole(prompt, reply)}\nmore").strip()
+
+
+def _whole(prompt: str, reply: str) -> str:
+    return f"{OPEN}{reply}" if prompt.rstrip().endswith(OPEN) else reply
+
+
+_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+|/[1-9]\d*)?|-?\.\d+")
+_LETTER = re.compile(r"(?<![A-Za-z])[A-H](?![A-Za-z'])")
+# What is concluded stands in a box, or behind "answer is", up to the end of the line.
+_CONCLUDED = re.compile(r"\\boxed\{([^{}]*)\}|\banswer\s*(?:is\b\s*:?|:)\s*([^\n]*)", re.IGNORECASE)
+
+
+def _number(text: str) -> str | None:
+    found = _NUMBER.search(text)
+    return None if found is None else str(Fraction(found[0].replace(",", "")))
+
+
+def _letter(text: str) -> str | None:
+    found = _LETTER.search(text)
+    return None if found is None else found[0]
+
+
+def _text(text: str) -> str | None:
+    return " ".join(text.casefold().translate(str.maketrans("", "", string.punctuation)).split()) or None
+
+
+_READERS: Mapping[str, Callable[[str], str | None]] = {"number": _number, "letter": _letter, "text": _text}
+COMPARISONS = tuple(_READERS)
+"""How answers are compared: as numbers (1,200 is 1200.0, and 3/4 is 0.75), by a letter from A to H, or as text without
+case, punctuation and repeated blanks. Formulas are not read."""
+
+
+def conclusions(text: str, compare: str) -> Iterator[str]:
+    """Yield what a text concludes, in a form in which equal answers are equal: boxed, or behind "answer is"."""
+    for found in _CONCLUDED.finditer(text):
+        read = _READERS[compare](found[1] or found[2] or "")
+        if read is not None:
+            yield read
+
+
+def read_answer(answer: str, compare: str) -> str | None:
+    """Return an answer in a form in which equal answers are equal; None where it cannot be read.
+
+    It is the last conclusion, if there is one; else the last number, the only letter, or the whole text.
+    """
+    for read in reversed([*conclusions(answer, compare)]):
+        return read
+    if compare == "number":
+        numbers = _NUMBER.findall(answer)
+        return _number(numbers[-1]) if numbers else None
+    if compare == "letter":
+        letters = set(_LETTER.findall(answer))
+        return letters.pop() if len(letters) == 1 else None
+    return _text(answer)

@@ -25,8 +25,8 @@ class SourceConfig(Group):
 
     model: str = option(
         EMBEDDED,
-        "baseline model: 'demo' or 'demo-tools' (embedded), a folder, or a Hugging Face hub id; what a given "
-        "checkpoint was made from, where this is left out",
+        "baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what a "
+        "given checkpoint was made from, where this is left out",
         path="folder",
     )
     other_baseline: bool = option(
@@ -101,6 +101,17 @@ class EvaluationConfig(Group):
     )
     fewshot_as_multiturn: bool = option(
         True, "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)"
+    )
+    enable_thinking: bool = option(
+        True, "tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once"
+    )
+    thinking_samples: int = option(
+        8, "tasks of thinking: answers per question that each model draws, at the baseline's own temperature", ge=2
+    )
+    thinking_max_new_tokens: AutoOrCount = option(
+        "auto",
+        "tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems, 8192 "
+        "for a file",
     )
     noise_items: int = option(
         200,

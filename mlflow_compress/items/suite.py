@@ -32,14 +32,15 @@ from mlflow_compress.tool_calls import CallForm
 
 def rendered(
     task: Task,
-    prompt: Callable[[str], str],
+    prompt: Callable[..., str],
     conversation: Callable[[str], str],
     with_tools: Callable[[Mapping[str, Any]], str],
     call_form: Callable[[], CallForm],
 ) -> Task:
     """Return a chat task with its messages rendered as text. Other tasks are returned unchanged.
 
-    `prompt` renders a user message in the chat template, up to the beginning of the answer, `conversation` several
+    `prompt` renders a user message in the chat template, up to the beginning of the answer (with `enable_thinking`,
+    where the task says whether its model thinks), `conversation` several
     messages, after which an answer follows as it was logged, `with_tools` messages and tools, whose calls have the
     `call_form`. If the text ends in white
     space, the answers lose their leading space, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"). Scoring
@@ -51,7 +52,9 @@ def rendered(
         return task
     prompt = conversation if task.conversations else prompt
     messages = task.items.column("prompt").tolist()
-    texts = {message: prompt(message) for message in {*messages, *(r.context for r in task.requests)}}
+    thinking = None if task.answering is None else task.answering.thinking
+    told = {} if thinking is None else {"enable_thinking": thinking}
+    texts = {message: prompt(message, **told) for message in {*messages, *(r.context for r in task.requests)}}
     requests = []
     for request in task.requests:
         text = texts[request.context]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from itertools import accumulate
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
@@ -36,19 +36,34 @@ class TaskSettings:
     apply_chat_template: bool = False
     fewshot_as_multiturn: bool = True
     system_prompt: str = ""
+    enable_thinking: bool = True
+    thinking_samples: int = 8
+    thinking_max_new_tokens: int | Literal["auto"] = "auto"
     model: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn; by default from the whole distribution."""
+
+    temperature: float = 1.0
+    top_k: int = 0  # 0 means all
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answering:
-    """How the answers of a task are generated (greedily), and how they are graded."""
+    """How the answers of a task are generated (one greedily, `samples` more drawn), and how they are graded."""
 
     until: tuple[str, ...] = ("\n",)  # Stop sequences; the answer is cut before the first one
     max_new_tokens: int = 32  # Longest answer, in tokens
     # Returns which answers are correct by item id, None where none is graded; without it, those that are in `answers`
     judge: Callable[[Mapping[str, str]], Mapping[str, bool | None]] | None = field(default=None, repr=False)
-    # Answers per item that are drawn at temperature 1 besides the greedy one; the baseline draws as many a second time
+    # Answers per item that are drawn besides the greedy one; the baseline draws as many a second time
     samples: int = 0
+    sampling: Sampling = Sampling()  # With which they are drawn
+    # Whether the chat template lets the model think first (`enable_thinking`); None where the template is not told
+    thinking: bool | None = None
     end_tokens: frozenset[int] = frozenset()  # End an answer, besides those of the model
 
 
@@ -118,6 +133,8 @@ class Task:
             digest.update(repr((self.answering.until, self.answering.max_new_tokens)).encode())
             if self.answering.samples:
                 digest.update(f"{self.answering.samples} samples".encode())
+            if self.answering.sampling != Sampling():
+                digest.update(repr(self.answering.sampling).encode())
         for document in self.documents:
             digest.update(repr(document).encode())
         if self.chat or self.conversations or self.calls:

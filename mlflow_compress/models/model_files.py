@@ -129,6 +129,18 @@ def open_generation_settings(folder: Path) -> Any | None:
     return _opened(folder, (GENERATION,), read) if (folder / GENERATION).is_file() else None
 
 
+def own_sampling(folder: Path) -> dict[str, Any]:
+    """Return temperature, top_k and top_p as far as a folder's ``generation_config.json`` states them."""
+    file = folder / GENERATION
+    settings = read_json_object(file, error=CheckpointError) if file.is_file() else {}
+    stated = {n: settings[n] for n in ("temperature", "top_k", "top_p") if settings.get(n) is not None}
+    for name, value in stated.items():
+        if isinstance(value, bool) or not isinstance(value, int if name == "top_k" else int | float):
+            got = f"{json.dumps(value)[:100]} in {file}"
+            raise CheckpointError(f"{name} of the model's generation settings is no number", got=got)
+    return stated
+
+
 def without_weights(config: Any, folder: Path, *, trust_remote_code: bool = False) -> Any:
     """Return the model that a folder's configuration describes on the meta device, without memory for its weights."""
     import torch

@@ -17,6 +17,7 @@ from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.conformal import SCORES, conformal, coverage_by_class, repeated_splits, split
 from mlflow_compress.metrics.stats.corpus_statistics import difference_shape, percentiles
 from mlflow_compress.metrics.stats.significance import Flips, count_flips, holm
+from mlflow_compress.reasoning import COMPARISONS
 from mlflow_compress.records import MetricResult, RunRecords
 
 
@@ -76,6 +77,8 @@ def items_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     table = _chosen_options(inputs, np.arange(len(view)))
     for row, item in enumerate(table):
         accepted = item.pop("answers")
+        if view.rule[row] in COMPARISONS:  # the token limit stands behind the answer
+            accepted = accepted[:1]
         if not view.chooses[row]:
             place = (item["task"], item["item_id"])
             item |= {"gold": accepted, **{name: texts.get(place) for name, texts in written.items()}}

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from mlflow_compress.records import (
     TokenScores,
     Traces,
 )
-from mlflow_compress.scoring.generation.generate import generate, generate_until
+from mlflow_compress.scoring.generation.generate import OPEN, generate_rows
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
 from mlflow_compress.tracking import run_names
@@ -60,20 +60,28 @@ def _answers(
         cut |= {(task.name, i) for i, tokens in zip(ids, encoder.ids(prompts), strict=True) if len(tokens) > room}
         folder = resume / GENERATED / task.name if resume else None
         until, ends = task.answering.until, task.answering.end_tokens
-        texts = generate_until(loaded, prompts, until=until, end_tokens=ends, max_new_tokens=length, resume=folder)
-        judge = task.answering.judge
-        correct = judge(dict(zip(ids, texts, strict=True))) if judge is not None else {}
-        answers = [[text] for text in texts]
+        greedy = GenerationConfig(max_new_tokens=length, temperature=0.0, samples=1, top_k=0, top_p=1.0)
+        answers = generate_rows(loaded, prompts, greedy, until=until, end_tokens=ends, resume=folder)
+        judge, thinks = task.answering.judge, task.answering.thinking is not None
+        replies = {
+            # Where the prompt opens the thought, the reply alone does not show that it is one.
+            item_id: (OPEN if thinks and prompt.rstrip().endswith(OPEN) else "") + row.text
+            for item_id, prompt, [row] in zip(ids, prompts, answers, strict=True)
+        }
+        correct = judge(replies) if judge is not None else {}
         for seed in samplings if task.answering.samples else ():
             drawn = GenerationConfig(
-                max_new_tokens=length, temperature=1.0, top_k=0, top_p=1.0, samples=task.answering.samples, seed=seed
+                max_new_tokens=length, samples=task.answering.samples, seed=seed, **asdict(task.answering.sampling)
             )
             sampled = resume / GENERATED / f"{task.name}~{seed}" if resume else None
-            more = generate(loaded, prompts, drawn, until=until, end_tokens=ends, resume=sampled)
+            more = generate_rows(loaded, prompts, drawn, until=until, end_tokens=ends, resume=sampled)
             answers = [[*some, *others] for some, others in zip(answers, more, strict=True)]
         for item_id, prompt, several in zip(ids, prompts, answers, strict=True):
-            for sample, text in enumerate(several):
-                n_tokens = len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+            for sample, written in enumerate(several):
+                text = written.text
+                # Of a thought it counts whether it was cut at the limit: text that is read again can have fewer tokens.
+                again = () if thinks else loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+                n_tokens = len(written.tokens if thinks else again)
                 row = {"task": task.name, "item_id": item_id, "turn": 0, "sample": sample, "prompt": prompt}
                 grade = None if sample else correct.get(item_id)
                 rows.append({**row, "text": text, "n_tokens": n_tokens, "correct": grade})

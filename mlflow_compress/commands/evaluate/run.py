@@ -51,7 +51,8 @@ _ALL = "Leave it out, or set items=all"
 
 def readable(store: Tracker, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
     """Return the suite in the baseline's chat template, and with its own answers (see `with_traces`)."""
-    rendered = with_chat_template(base.tokenizer, suite, config.inference.system_prompt or "")
+    folder = None if base.abilities.served else base.path
+    rendered = with_chat_template(base.tokenizer, suite, config.inference.system_prompt or "", folder)
     return with_traces(store, base, rendered, config, write=write)
 
 
@@ -139,7 +140,7 @@ def evaluate_variant(
     account = (
         stored.read_account(store, earlier[0].run_id)
         if earlier
-        else _account_of(inputs, outputs, conditions(config, base, variant))
+        else _account_of(inputs, outputs, {**conditions(config, base, variant), **drawn_with(suite)})
     )
     run.log_json(account.to_dict(), ACCOUNT)
     run.log_values(account.values())
@@ -225,6 +226,21 @@ def conditions(config: EvaluateConfig, base: EngineModel, variant: EngineModel) 
         "not loaded from the baseline's folder:": ", ".join(unused),
     }
     return {name: value for name, value in known.items() if value}
+
+
+def drawn_with(suite: Suite) -> dict[str, str]:
+    """Return how the answers of problems were drawn, by what is said of each."""
+    answered = (task.answering for task in suite.tasks)
+    asked = [one for one in answered if one is not None and one.thinking is not None]
+    if not asked:
+        return {}
+    said = {
+        f"{one.samples} per question at temperature {one.sampling.temperature:g}, top_k {one.sampling.top_k}, "
+        f"top_p {one.sampling.top_p:g}, at most {one.max_new_tokens:,} tokens, "
+        f"thinking {'on' if one.thinking else 'off'}"
+        for one in asked
+    }
+    return {"answers to problems": "; ".join(sorted(said))}
 
 
 def require_cache_applied(manifest: CheckpointManifest, records: RunRecords) -> None:

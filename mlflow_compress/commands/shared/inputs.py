@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from mlflow_compress.items.sources.data_dir import check_set_or_file
 from mlflow_compress.items.sources.instructions import SETS as INSTRUCTION_SETS
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions, is_logged
 from mlflow_compress.items.suite import Suite, load_suite
-from mlflow_compress.items.task import TaskSettings, TraceCorpus, seeded
+from mlflow_compress.items.task import Sampling, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.judges.encoders import EMBEDDED as EMBEDDED_ENCODER
 from mlflow_compress.judges.encoders import usable_folder
 from mlflow_compress.judges.judge_registry import chosen_judges
@@ -42,10 +42,11 @@ from mlflow_compress.judges.prompts import read_pair_prompts
 from mlflow_compress.judges.session import prices_of
 from mlflow_compress.kept import kept
 from mlflow_compress.models import checkpoint_config, stored_weights
+from mlflow_compress.models.model_files import own_sampling
 from mlflow_compress.models.placement import certainly_on_cpu, certainly_without_gpu, no_gpu
 from mlflow_compress.models.source_model import local_model_folder, resolve_folder
 from mlflow_compress.paths import started_in
-from mlflow_compress.scoring.generation.chat_format import chat_format
+from mlflow_compress.scoring.generation.chat_format import ChatFormat, chat_format
 
 
 def model_path(model: str) -> str:
@@ -255,20 +256,38 @@ def suite_of(config: EvaluateConfig) -> Suite:
     return suite
 
 
-def with_chat_template(tokenizer: Any, suite: Suite, system: str = "") -> Suite:
+def with_chat_template(tokenizer: Any, suite: Suite, system: str = "", folder: Path | None = None) -> Suite:
     """Return the suite with its messages rendered in the baseline's chat template, after the system prompt.
 
-    The baseline's template renders the prompts of both models, so that both read the same text.
+    The baseline's template renders the prompts of both models, so that both read the same text. Both draw the answers
+    to problems as the generation settings in the baseline's `folder` say; without one, from the whole distribution.
     """
     if not any(task.chat or task.conversations or task.calls for task in suite.tasks):
         return suite
-    chat = chat_format(tokenizer)
-    return suite.rendered(
-        lambda message: chat.prompt([message], system=system),
+    chat, tasks = chat_format(tokenizer), []
+    for task in suite.tasks:
+        answering = task.answering
+        if answering is not None and answering.thinking is not None:
+            if not answering.thinking:
+                _require_thinking_can_be_off(chat)
+            sampling = Sampling() if folder is None else Sampling(**own_sampling(folder))
+            ends: dict[str, Any] = {"until": chat.until, "end_tokens": chat.end_tokens}
+            task = replace(task, answering=replace(answering, sampling=sampling, **ends))
+        tasks.append(task)
+    return replace(suite, tasks=tuple(tasks)).rendered(
+        lambda message, **told: chat.prompt([message], system=system, **told),
         lambda messages: chat.conversation(json.loads(messages), system=system),
         lambda asked: chat.conversation(asked["messages"], system=system, tools=asked["tools"]),
         chat.call_form,
     )
+
+
+def _require_thinking_can_be_off(chat: ChatFormat) -> None:
+    if chat.prompt(["question"], enable_thinking=False) == chat.prompt(["question"], enable_thinking=True):
+        raise CheckpointError(
+            "The baseline cannot be asked not to think: its chat template does not read enable_thinking",
+            fix="Leave out enable_thinking=false, or take another model",
+        )
 
 
 def trace_prompts(config: EvaluateConfig) -> list[Instruction]:

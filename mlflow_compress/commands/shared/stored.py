@@ -58,8 +58,11 @@ def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
 
 
 FILE = "about.json"
-PROMPT_SETTINGS = ("prompt_style", "apply_chat_template", "fewshot_as_multiturn", "system_prompt", "redact")
-"""Settings that change the prompts only. The tasks' hashes cover the prompts."""
+PROMPT_SETTINGS = (
+    *("prompt_style", "apply_chat_template", "fewshot_as_multiturn", "system_prompt", "redact"),
+    *("enable_thinking", "thinking_samples", "thinking_max_new_tokens"),
+)
+"""Settings that change the prompts, or how answers are drawn. The tasks' hashes cover both."""
 
 EvalMetadata = dict[str, object]
 

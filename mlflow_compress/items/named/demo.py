@@ -61,3 +61,27 @@ TASKS.register(TOOLS)(
         build=_build_tools,
     )
 )
+
+
+THINKING = "thinking"
+_THINKING_FILE = demo.DATA_DIR / "thinking.jsonl"
+_MOST_TOKENS = 256  # the longest thought of the training text has 150
+
+
+def _build_thinking(settings: TaskSettings, shots: int | None) -> Parts:
+    if settings.thinking_max_new_tokens == "auto":
+        settings = replace(settings, thinking_max_new_tokens=_MOST_TOKENS)
+    return load_file(_THINKING_FILE, settings, name=THINKING)
+
+
+TASKS.register(THINKING)(
+    NamedTask(
+        source="embedded",
+        licence="Apache-2.0",
+        items="100 sums of three numbers",
+        shots="",
+        rule="the number behind the thought is the sum",
+        definition=_THINKING_FILE.read_bytes,
+        build=_build_thinking,
+    )
+)

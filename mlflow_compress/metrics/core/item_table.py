@@ -14,6 +14,7 @@ from scipy.special import softmax
 from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, Objects
+from mlflow_compress.reasoning import COMPARISONS
 from mlflow_compress.records import (
     Generations,
     Items,
@@ -29,7 +30,7 @@ from mlflow_compress.records import (
 _JOIN = "\x1f"
 _FIXED_NATS = 3.0  # Of an option without tokens: an error that does not grow with its length
 _OF_LETTERS = 5.5  # Of two options of one token each, the fixed ones with them; the median of the demo's letters is 5.8
-WRITTEN_RULES = ("exact_match", "calls")
+WRITTEN_RULES = ("exact_match", "calls", *COMPARISONS)
 """Rules that grade a generated answer."""
 
 
@@ -402,8 +403,8 @@ def predict(view: ItemTable, run: RunRecords) -> tuple[Predictions, OptionGrid |
     "loglik" takes the argmax of the summed log-likelihood (the harness's acc), "loglik_per_char" and "loglik_per_byte"
     of that divided by the option's characters or UTF-8 bytes (acc_norm, acc_bytes), "greedy" asks whether the single
     continuation is what greedy decoding gives, "exact_match" whether the first sample of the first turn equals a
-    permitted answer (`normalise_answer`), "calls" what the task has graded. Ties: the lowest shown position wins,
-    for every model.
+    permitted answer (`normalise_answer`), "calls", "number", "letter" and "text" what the task has graded. Ties: the
+    lowest shown position wins, for every model.
     """
     grid = option_grid(view, run.option_scores) if run.option_scores is not None else None
     shape = grid.scored.shape if grid is not None else (len(view), 1)

@@ -17,6 +17,7 @@ from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Float, Int
+from mlflow_compress.reasoning import COMPARISONS
 from mlflow_compress.records import Generations, Items, Judgments, MetricResult, RunRecords
 from mlflow_compress.reporting.answers_page import AnswerKey, mean_grades
 from mlflow_compress.reporting.details import ChangedAnswers, changed_answers, generated_texts
@@ -194,7 +195,7 @@ def _item_rows(items: Items, used: Int, baseline: Mapping[int, tuple[float, dict
                 (row["prompt"] or row["question"] or "")[len(prefix) :],
                 row["options"],
                 row["gold"],
-                row["answers"],
+                row["answers"][:1] if row["rule"] in COMPARISONS else row["answers"],  # not the token limit
                 _short(1000 * margin),
                 side,
             ]

@@ -40,13 +40,16 @@ class ChatFormat:
         """Return the conversation that `prompt` renders; nothing in the plain format, which no server knows."""
         return () if self.name == PLAIN else tuple(_messages(turns, system))
 
-    def prompt(self, turns: Sequence[str], *, system: str = "") -> str:
-        """Return the prompt for alternating user and assistant turns; the last turn is the user's."""
+    def prompt(self, turns: Sequence[str], *, system: str = "", **variables: Any) -> str:
+        """Return the prompt for alternating user and assistant turns; the last turn is the user's.
+
+        `variables` are what the chat template reads besides, such as `enable_thinking`.
+        """
         if self.name == PLAIN:
             lines = [f"System: {system}"] if system else []
             lines += [f"{'Assistant' if i % 2 else 'User'}: {text}" for i, text in enumerate(turns)]
             return "\n".join([*lines, "Assistant:"])
-        rendered = render_template(self.tokenizer, _messages(turns, system), add_generation_prompt=True)
+        rendered = render_template(self.tokenizer, _messages(turns, system), add_generation_prompt=True, **variables)
         if system.strip() not in rendered:
             raise CheckpointError("The tokenizer's chat template omits the system prompt", got=system)
         return rendered

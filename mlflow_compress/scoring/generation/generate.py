@@ -136,6 +136,20 @@ def generate(
     end_tokens: Collection[int] = (),
     resume: Path | None = None,
 ) -> list[list[str]]:
+    """Return the texts of `generate_rows`."""
+    rows = generate_rows(loaded, prompts, config, until=until, end_tokens=end_tokens, resume=resume)
+    return [[row.text for row in several] for several in rows]
+
+
+def generate_rows(
+    loaded: AnyCausalLM,
+    prompts: Sequence[str],
+    config: GenerationConfig,
+    *,
+    until: Sequence[str] = (),
+    end_tokens: Collection[int] = (),
+    resume: Path | None = None,
+) -> list[list[GenerationRow]]:
     """Return `config.samples` continuations of every prompt, up to one of `until`, an end token or the limit.
 
     `until` itself is cut off. With a `resume` folder, answers that an interrupted call has finished are read from it.
@@ -150,8 +164,7 @@ def generate(
     draws = [(prompt, sample, config.temperature) for prompt in prompts for sample in range(config.samples)]
     rows = _rows(loaded, draws, config, special=True)
     _decode(loaded, GenerationJob(rows=rows, config=config, until=until, end_tokens=end_tokens), resume)
-    texts = [row.text for row in rows]
-    return [texts[i : i + config.samples] for i in range(0, len(texts), config.samples)]
+    return [rows[i : i + config.samples] for i in range(0, len(rows), config.samples)]
 
 
 def generate_replies(

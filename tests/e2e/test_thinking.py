@@ -1,0 +1,62 @@
+"""Problems that a model thinks about: the embedded task and model, own files, and what the template can be told."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from mlflow_compress import demo
+from mlflow_compress.commands.shared.inputs import with_chat_template
+from mlflow_compress.errors import CheckpointError, DataError
+from mlflow_compress.items.suite import load_suite
+from mlflow_compress.items.task import Sampling, Task, TaskSettings
+from tools.train_demo_thinks import TEMPERATURE
+from tools.train_demo_thinks import test_rows as problems_of_seed
+
+
+def asked(tmp_path: Path, **row: object) -> Path:
+    file = tmp_path / "own.jsonl"
+    file.write_text(
+        json.dumps({"id": "1", "category": "c", "question": "1+2?", "answer": "3", "compare": "number"} | row)
+    )
+    return file
+
+
+def shown(spec: str, model: Path, **settings: object) -> Task:
+    suite = load_suite(spec, model="", settings=TaskSettings(**settings))  # type: ignore[arg-type]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return with_chat_template(tokenizer, suite, folder=model).tasks[0]
+
+
+def test_the_bundled_problems_are_what_the_script_writes() -> None:
+    lines = (demo.DATA_DIR / "thinking.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == problems_of_seed()
+
+
+def test_a_model_draws_with_its_own_settings_and_thinks_if_it_may() -> None:
+    on, off = (shown("thinking", demo.THINKS_MODEL_DIR, enable_thinking=think) for think in (True, False))
+    assert on.answering is not None and off.answering is not None
+    assert on.answering.sampling == Sampling(temperature=TEMPERATURE)
+    assert (on.answering.samples, on.answering.max_new_tokens, len(on.answering.end_tokens)) == (8, 256, 1)
+    ends = [task.items.column("prompt")[0].partition("<|assistant|>")[2] for task in (on, off)]
+    assert ends == ["", "<think></think>"]
+    other = shown("thinking", demo.THINKS_MODEL_DIR, thinking_samples=4)
+    assert len({task.content_hash() for task in (on, off, other)}) == 3
+
+
+def test_a_template_that_knows_no_thinking_is_asked_for_none_in_vain() -> None:
+    assert shown("thinking", demo.MODEL_DIR).answering.sampling == Sampling()  # type: ignore[union-attr]
+    with pytest.raises(CheckpointError, match="its chat template does not read enable_thinking"):
+        shown("thinking", demo.MODEL_DIR, enable_thinking=False)
+
+
+def test_own_files_say_how_answers_are_compared(tmp_path: Path) -> None:
+    task = shown(str(asked(tmp_path)), demo.THINKS_MODEL_DIR)
+    assert task.answering is not None and task.answering.judge is not None and task.answering.max_new_tokens == 8192
+    for reply, right in (("<think>4</think>3.0", True), ("4", False), ("<think>3", False), ("<think></think>?", None)):
+        assert task.answering.judge({"1": reply}) == {"1": right}
+    with pytest.raises(DataError, match="'compare' is no way to compare answers"):
+        load_suite(str(asked(tmp_path, compare="math")), model="", settings=TaskSettings())
+    with pytest.raises(DataError, match="'answer' cannot be read as a number"):
+        load_suite(str(asked(tmp_path, answer="three")), model="", settings=TaskSettings())
