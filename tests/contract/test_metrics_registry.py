@@ -168,6 +168,8 @@ ON_REQUEST = {
     "judge/worst_slice_defects_pct",  # needs instructions of several categories: test_metrics_slices
     "distance/logged_parted_pct",  # needs logged conversations: test_logged_conversations
     *(found.name for found in METRICS.get("tools").keys),  # needs prompts with tools: test_tool_calls
+    # Need answers behind a thought: test_metrics_thinking.
+    *(found.name for name in ("thinking", "thought_length") for found in METRICS.get(name).keys),
     # Needs long contexts: test_long_context.
     *(f"{of}/long_kl{end}" for of in ("distance", "noise", "engine") for end in ("", "_slope")),
     # Where vLLM runs both models: test_metrics_tools.
@@ -222,6 +224,8 @@ def test_full_evidence_meets_every_need_and_every_key_is_returned():
         "long_context": "no item of the family long_text",
         "kl_top_k": "the variant run has no option_bounds records",
         "served_noise": "no server was asked for the variant twice",
+        "thinking": "no item of the family thinking",
+        "thought_length": "no item of the family thinking",
         "tools": "no item has tools (tasks=tools)",
         "win_rate": "the answers were not compared in pairs (judges=pairwise)",
     }
@@ -249,6 +253,7 @@ def test_declaration_is_complete(name):
                 "served",
                 "speed",
                 "tools",
+                "reasoning",
             }
             and rest
         )

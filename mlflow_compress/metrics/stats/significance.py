@@ -88,6 +88,24 @@ def holm(p_values: npt.ArrayLike) -> Float:
     return adjusted
 
 
+def benjamini_hochberg(p_values: npt.ArrayLike) -> Float:
+    """Return p-values adjusted by Benjamini and Hochberg's step-up rule, in the order given.
+
+    With the p-values sorted upwards, ``adjusted_(i) = min_{j >= i} min(1, m p_(j) / j)``. Of those below a level, at
+    most that share are false on average, where the tests are independent or positively dependent.
+
+    Source: Benjamini and Hochberg, "Controlling the false discovery rate", JRSS-B 1995.
+    """
+    p = finite("p-values", p_values)
+    if len(p) and (p.min() < 0 or p.max() > 1):
+        raise DataError("P-values must lie in [0, 1]", got=f"{p.min()} to {p.max()}")
+    order = np.argsort(p)
+    adjusted = np.empty_like(p)
+    steps = p[order] * len(p) / np.arange(1, len(p) + 1)
+    adjusted[order] = np.minimum(np.minimum.accumulate(steps[::-1])[::-1], 1.0)
+    return adjusted
+
+
 def non_inferior(low: float, high: float, *, margin: float, direction: Literal["higher", "lower"]) -> bool:
     """Return whether a difference to the baseline, or a distance, is shown to be no worse than an accepted harm.
 

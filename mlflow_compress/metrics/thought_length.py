@@ -1,0 +1,142 @@
+"""How long models think, thoughts that never end, and right answers that were found on the way and not given."""
+
+import numpy as np
+
+from mlflow_compress.metrics.core.estimates import Estimate, PairedDifference, Proportion, Resampled, pooled
+from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
+from mlflow_compress.metrics.stats.arrays import Float
+from mlflow_compress.metrics.stats.bootstrap import difference_of, ratio
+from mlflow_compress.metrics.thinking import REQUIRES, DrawnAnswers, thinking_models
+from mlflow_compress.records import MetricResult
+
+_times = keys_of("reasoning", unit="ratio", unchanged=1.0, counted="answers", on_request=True)
+_percent = keys_of("reasoning", unit="percent", high=100.0, counted="answers", on_request=True)
+_tokens = keys_of("reasoning", unit="tokens", counted="answers", on_request=True)
+LENGTH_FLOOR = _times(
+    "length_ratio_floor", "neither", "The same of the baseline's second sampling against its first: of an equal model."
+)
+LENGTH = _times(
+    "length_ratio",
+    "neither",
+    "Tokens of the variant's drawn answers, thoughts included, over those of the baseline's.",
+    label="Length of thoughts and answers",
+    headline=138,
+    floor=LENGTH_FLOOR.name,
+    on_main_run=False,
+    noticed="length of thoughts",
+)
+_SAME = "question by question, where both have some"
+LENGTH_RIGHT = _times("length_ratio_right", "neither", f"The same of right answers, {_SAME}.", counted="items")
+LENGTH_WRONG = _times("length_ratio_wrong", "neither", f"The same of wrong answers, {_SAME}.", counted="items")
+KINDS = {
+    kind: (
+        _percent(f"{kind}_pct", "lower", f"Drawn answers of the variant {what}."),
+        _percent(f"{kind}_pct_baseline", "neither", "The same of the baseline."),
+        _percent(f"{kind}_delta_pct", "lower", f"Answers {what}: variant minus baseline.", low=-100.0),
+    )
+    for kind, what in (("cut", "cut at the token limit"), ("unclosed", "whose thought does not end"))
+}
+FOUND = _percent(
+    "found_and_lost_pct",
+    "neither",
+    "Of the variant's wrong answers, those whose thought concludes the right answer somewhere.",
+    label="Wrong, but found in the thought",
+    headline=139,
+    difference="reasoning/found_and_lost_delta_pct",
+    on_main_run=False,
+)
+FOUND_BASELINE = _percent("found_and_lost_pct_baseline", "neither", "The same of the baseline.")
+FOUND_DELTA = _percent("found_and_lost_delta_pct", "neither", "Variant minus baseline.", low=-100.0)
+FOUND_BY_CHANCE = _percent(
+    "found_by_chance_pct", "neither", "The variant's, held against the right answers of other questions."
+)
+COST = _tokens("tokens_per_right", "lower", "Tokens that the variant writes to one right answer.")
+COST_BASELINE = _tokens("tokens_per_right_baseline", "lower", "The same of the baseline.")
+COST_RATIO = _times("tokens_per_right_ratio", "lower", "Variant over baseline.")
+
+
+def _found_share(means: Float) -> Float:
+    return 100.0 * ratio(means)
+
+
+def _ratio_of_ratios(means: Float) -> Float:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ratio(means[..., :2]) / ratio(means[..., 2:])
+
+
+@metric(
+    "thought_length",
+    keys=(
+        *(LENGTH, LENGTH_FLOOR, LENGTH_RIGHT, LENGTH_WRONG),
+        *(key for keys in KINDS.values() for key in keys),
+        *(FOUND, FOUND_BASELINE, FOUND_DELTA, FOUND_BY_CHANCE, COST, COST_BASELINE, COST_RATIO),
+    ),
+    requires=REQUIRES,
+    source="failures that had the answer on the way: arXiv 2606.00206, there read by a model, here by rule",
+)
+def thought_length(inputs: MetricInputs) -> list[MetricResult]:
+    """Over k drawn answers to each of n questions; every interval is over questions, whose answers stay together.
+
+    The variant is against the baseline's second sampling, with whose random numbers it is drawn; floors are the second
+    against the first. Lengths are ratios of sums of tokens, with the bootstrap's interval. Those of right answers alone
+    are ratios of the questions' mean lengths, over the questions that both models have answered right at least once,
+    so that they do not depend on which questions a model still answers; those of wrong answers likewise.
+
+    A thought "concludes" what stands in a box, or behind "answer is". How often this rule is met by accident says
+    ``found_by_chance_pct``: the same thoughts, with the right answer of the next question that has another one.
+
+    ``tokens_per_right = sum(tokens)/sum(right)``: those of wrong answers are paid too. An answer that cannot be read
+    counts as not right here. There is no result where a model has no right answer.
+    """
+    models = thinking_models(inputs)
+    first, again, variant, groups = models.first, models.again, models.variant, models.groups
+
+    def length(one: DrawnAnswers, other: DrawnAnswers) -> Resampled:
+        columns = np.column_stack([other.tokens.ravel(), one.tokens.ravel()])
+        return Resampled(columns, ratio, groups=groups, most=float(columns.max()))
+
+    def length_where(value: float) -> Resampled:
+        means = []
+        for one in (variant, again):
+            chosen = one.right == value
+            total, n = (one.tokens * chosen).sum(axis=1), chosen.sum(axis=1)
+            means.append(np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0))
+        both = np.isfinite(means).all(axis=0)
+        return Resampled(np.column_stack(means)[both], ratio, n_unscored=int((~both).sum()))
+
+    estimates: dict[MetricKey, Estimate] = {
+        LENGTH: length(again, variant),
+        LENGTH_FLOOR: length(first, again),
+        LENGTH_RIGHT: length_where(1.0),
+        LENGTH_WRONG: length_where(0.0),
+    }
+    for kind, (share, base, delta) in KINDS.items():
+        a, b = (getattr(one, kind).ravel() for one in (again, variant))
+        estimates |= {
+            share: Proportion.of(b, groups),
+            base: Proportion.of(a, groups),
+            delta: PairedDifference.of(a, b, groups),
+        }
+    wrong = {who: (one.right == 0.0).ravel() for who, one in (("baseline", again), ("variant", variant))}
+    found = {"baseline": again.found.ravel(), "variant": variant.found.ravel()}
+    mine = wrong["variant"]
+    estimates |= {
+        FOUND: Proportion.of(found["variant"][mine], groups[mine]),
+        FOUND_BASELINE: Proportion.of(found["baseline"][wrong["baseline"]], groups[wrong["baseline"]]),
+        FOUND_BY_CHANCE: Proportion.of(variant.found_another.ravel()[mine], groups[mine]),
+    }
+    parts = [column for who in wrong for column in (found[who] & wrong[who], wrong[who])]
+    if wrong["baseline"].any() and mine.any():
+        some = wrong["baseline"] | mine
+        columns = np.column_stack(parts).astype(np.float64)[some]
+        estimates[FOUND_DELTA] = Resampled(columns, difference_of(_found_share), groups=groups[some])
+    costs = [column for one in (variant, again) for column in (one.tokens.ravel(), (one.right == 1.0).ravel())]
+    columns = np.column_stack(costs).astype(np.float64)
+    if (variant.right == 1.0).any():
+        estimates[COST] = Resampled(columns[:, :2], ratio, groups=groups)
+    if (again.right == 1.0).any():
+        estimates[COST_BASELINE] = Resampled(columns[:, 2:], ratio, groups=groups)
+    if COST in estimates and COST_BASELINE in estimates:
+        estimates[COST_RATIO] = Resampled(columns, _ratio_of_ratios, groups=groups)
+    return pooled(inputs, estimates)
