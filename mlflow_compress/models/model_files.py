@@ -138,6 +138,13 @@ def own_sampling(folder: Path) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int if name == "top_k" else int | float):
             got = f"{json.dumps(value)[:100]} in {file}"
             raise CheckpointError(f"{name} of the model's generation settings is no number", got=got)
+    if stated.get("temperature") == 0:
+        raise CheckpointError(
+            "Several answers cannot be drawn with the model's own temperature",
+            allowed="more than 0",
+            got=f"0 in {file}",
+            fix="Write the temperature that its card recommends into that file",
+        )
     return stated
 
 

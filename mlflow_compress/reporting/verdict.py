@@ -14,6 +14,8 @@ from mlflow_compress.metrics.health import WORST_SLICE as WORST_DEFECTS
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED, shows_clipped
 from mlflow_compress.metrics.long_context import SLOPE
 from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS, WORST_KL
+from mlflow_compress.metrics.thinking import PASS_DELTA
+from mlflow_compress.metrics.thought_length import COST_RATIO
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import numbers
 from mlflow_compress.reporting.headline import noticed, only_generated
@@ -130,6 +132,18 @@ def _growth(pooled: Mapping[str, MetricResult]) -> str:
     return f" and grows by {growth} with each 1,000 tokens of a long context"
 
 
+def _problems(pooled: Mapping[str, MetricResult]) -> str:
+    """Return what became of answers behind a thought, and of their price; empty where none was asked for."""
+    right, cost = pooled.get(PASS_DELTA.name), pooled.get(COST_RATIO.name)
+    if right is None:
+        return ""
+    words = f"right answers to problems {numbers.interval_text(right, numbers.SHARE, difference=True)}"
+    if cost is None:
+        return f"{words}; "
+    times = numbers.interval_text(cost, numbers.scale_of(COST_RATIO.unit), difference=False)
+    return f"{words}, each for {times} times the tokens; "
+
+
 def answer_by_default(
     label: str,
     pooled: Mapping[str, MetricResult],
@@ -176,9 +190,10 @@ def verdict(
 
     As in "awq-4bit-g128: fails the default policy: flips 6.1 % > 5; 6.1 % [4.8, 7.8] of 1,000 multiple-choice answers
     flipped; KL 0.021 [0.019, 0.023]; accuracy open, -0.4 pt [-1.9, 1.1]; 3.6x smaller; read by vllm": what the default
-    policy answers, then how far the answers have moved, then the worst slice (see `worst_slice`), then the accuracy,
-    which hides it, with its direction by a `margin` in points, then what it saves, then who can serve it, where that is
-    known. It also says what was not measured, and what of the `account` bears on it.
+    policy answers, then how far the answers have moved, then the worst slice (see `worst_slice`), then what became of
+    problems that are thought about, then the accuracy, which hides it, with its direction by a `margin` in points, then
+    what it saves, then who can serve it, where that is known. It also says what was not measured, and what of the
+    `account` bears on it.
     """
     answer = answer_by_default(label, pooled, size_ratio=size_ratio, cache_ratio=cache_ratio, account=account)
     size = _size(label, size_ratio, sparsity, cache_ratio)
@@ -197,7 +212,8 @@ def verdict(
     if flips is not None and same_answers and kl is not None and kl.value == 0:
         return f"{start}; answers identical and KL 0 on all {flips.n:,} items; {size}{remark}"
     moves = f"{_flips(flips, every)}; {_kl(pooled)}{_growth(pooled)}"
-    return f"{start}; {moves}; {f'{slices}; ' if slices else ''}{_accuracy(pooled, margin)}; {size}{remark}"
+    after = f"{f'{slices}; ' if slices else ''}{_problems(pooled)}{_accuracy(pooled, margin)}"
+    return f"{start}; {moves}; {after}; {size}{remark}"
 
 
 def _accuracy(pooled: Mapping[str, MetricResult], margin: float) -> str:

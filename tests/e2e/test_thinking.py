@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+import mlflow_compress as mc
 from mlflow_compress import demo
 from mlflow_compress.commands.shared.inputs import with_chat_template
 from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import Sampling, Task, TaskSettings
+from mlflow_compress.models.model_files import own_sampling
 from tools.train_demo_thinks import TEMPERATURE
 from tools.train_demo_thinks import test_rows as problems_of_seed
 
@@ -51,6 +53,18 @@ def test_a_template_that_knows_no_thinking_is_asked_for_none_in_vain() -> None:
         shown("thinking", demo.MODEL_DIR, enable_thinking=False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"), [({"temperature": 0}, "cannot be drawn"), ({"top_k": 2.5}, "no number")]
+)
+def test_settings_with_which_nothing_can_be_drawn_are_refused(
+    settings: dict[str, float], words: str, tmp_path: Path
+) -> None:
+    assert own_sampling(tmp_path) == {}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=words):
+        own_sampling(tmp_path)
+
+
 def test_own_files_say_how_answers_are_compared(tmp_path: Path) -> None:
     task = shown(str(asked(tmp_path)), demo.THINKS_MODEL_DIR)
     assert task.answering is not None and task.answering.judge is not None and task.answering.max_new_tokens == 8192
@@ -60,3 +74,29 @@ def test_own_files_say_how_answers_are_compared(tmp_path: Path) -> None:
         load_suite(str(asked(tmp_path, compare="math")), model="", settings=TaskSettings())
     with pytest.raises(DataError, match="'answer' cannot be read as a number"):
         load_suite(str(asked(tmp_path, answer="three")), model="", settings=TaskSettings())
+
+
+@pytest.mark.ci
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("workdir")
+def test_thinking_reaches_verdict_report_and_the_table_of_problems(tmp_path: Path) -> None:
+    common = {
+        "model": "demo-thinks",
+        "tasks": "thinking",
+        "limit": 10,
+        "thinking_samples": 4,
+        "judge": False,
+        "speed": False,
+    }
+    found = mc.run(method="rtn", bits=2, **common)
+    pooled = found.pooled
+    assert pooled["reasoning/pass_at_1"].n == 2 * 10 * 4  # two categories
+    # Two bits leave little of the sums.
+    assert pooled["reasoning/pass_at_1_delta"].high < -0.2
+    assert pooled["reasoning/pass_at_1_floor"].low <= 0 <= pooled["reasoning/pass_at_1_floor"].high
+    assert "right answers to problems" in found.verdict
+    [report] = [path.read_text(encoding="utf-8") for path in tmp_path.rglob("report.html")]
+    assert "Right answers (pass@1)" in report and f"temperature {TEMPERATURE}" in report
+    [problems] = [json.loads(path.read_text()) for path in tmp_path.rglob("problems.json")]
+    right = [sum(row[f"right_{who}"] for row in problems) for who in ("baseline", "variant")]
+    assert len(problems) == 20 and right[1] == round(80 * pooled["reasoning/pass_at_1"].value) < right[0]

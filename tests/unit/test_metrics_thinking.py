@@ -17,6 +17,7 @@ from mlflow_compress.metrics.stats.significance import benjamini_hochberg
 from mlflow_compress.metrics.thinking import DrawnAnswers, pass_at_k, questions_table, squared_change
 from mlflow_compress.reasoning import conclusions, parted, read_answer, stays_in_thought
 from mlflow_compress.records import Generations, Items, MetricResult, RunRecords
+from mlflow_compress.reporting.verdict import verdict
 from tests.metric_records import item_of
 
 LIMIT = 100
@@ -242,6 +243,15 @@ def test_any_of_them_can_be_gated() -> None:
     answer = policy_answer(checks_of(candidate, gates.gates), 20).text("the policy")
     for words in ("reasoning/length_ratio", "reasoning/found_and_lost_pct", "reasoning/pass_at_1_delta"):
         assert words in answer, answer
+
+
+def test_the_verdict_says_what_became_of_right_answers_and_of_their_price() -> None:
+    right = [[said(1)] * 4] * 20
+    theirs = [[said(1), said(1), said(9), said(9)]] * 20
+    found = {r.name: r for r in results(inputs([right, right, theirs], ["1"] * 20)).values()}
+    said_of = verdict("v", found, size_ratio=2.0)
+    assert "; right answers to problems -50.0 pt [" in said_of and ", each for 2.00" in said_of
+    assert "problems" not in verdict("v", {}, size_ratio=2.0)
 
 
 DRAWS = 300  # their shares have a standard error of 1.3 points at 95 %

@@ -36,6 +36,8 @@ from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import compute_all, unmet
 from mlflow_compress.metrics.perplexity import PERPLEXITY_EXISTS
+from mlflow_compress.metrics.thinking import REQUIRES as THINKING
+from mlflow_compress.metrics.thinking import questions_table
 from mlflow_compress.models.checkpoint_config import unused_weights
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details, flips_table
@@ -277,6 +279,8 @@ def log_evaluation(
     run.log_values({**gate_values(pooled), run_names.ITEMS: compared.n if compared is not None else 0})
     run.log_json(details(inputs, results), "details.json")
     run.log_json(flips_table(inputs), "flips.json")
+    if inputs.missing(*THINKING) is None:
+        run.log_json(questions_table(inputs), "problems.json")
     if skipped := unmet(inputs):
         run.log_json(skipped, "not_computed.json")
     with scratch_folder(store.uri) as folder:
