@@ -6,6 +6,7 @@ alone.
 """
 
 import copy
+import gc
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,7 @@ class LayerMaker:
         require_supported(chosen, config, self.source)
 
         def form(number: int) -> torch.nn.Module:
+            gc.collect()  # modules have reference cycles: without this, several layers' models are in memory
             with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
                 before, after = Path(folder) / "plain", Path(folder) / "compressed"
                 after.mkdir()

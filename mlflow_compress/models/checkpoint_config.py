@@ -1,6 +1,7 @@
 """What a checkpoint's ``config.json`` says of how it is stored and computed, and where its weights are."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,17 @@ def _indexed(index: Path) -> list[Path]:
     shards = read_json_object(index, error=CheckpointError).get("weight_map")
     if not isinstance(shards, dict) or not shards:
         raise CheckpointError("The index of the weight files is broken: it has no weight_map", got=str(index))
-    files = [index.parent / str(name) for name in sorted(set(shards.values()))]
-    if missing := [file.name for file in files if not file.is_file()]:
+    if wrong := [name for name in shards.values() if not isinstance(name, str)]:
+        raise CheckpointError(
+            "The index of the weight files is broken: its weight_map names no file for a tensor",
+            allowed="names of files",
+            got=f"{str(wrong[0])[:100]} in {index}",
+        )
+    names = sorted(set(shards.values()))
+    # Of a name that no file can have, `Path.is_file` is an error.
+    if missing := [name[:100] for name in names if not os.path.isfile(index.parent / name)]:  # noqa: PTH113
         raise _missing(index.parent, missing)
-    return files
+    return [index.parent / name for name in names]
 
 
 def _missing(folder: Path, names: list[str]) -> CheckpointError:

@@ -254,6 +254,14 @@ def test_another_format_than_that_of_the_tensors_is_refused(stored: str, labelle
         logits(tmp_path)
 
 
+@pytest.mark.parametrize("changes", [{"format": [""]}, {"config_groups": ["a"]}, {"ignore": [0]}])
+def test_a_label_that_cannot_be_read_is_named(changes: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, FORMATS["pack-quantized"], "compressed")
+    relabel(tmp_path, lambda settings: settings | changes)
+    with pytest.raises(CheckpointError, match=r"(?s)quantization_config.*config\.json.*Correct that entry"):
+        logits(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["float-quantized", "int-quantized", "naive-quantized"])
 def test_what_was_loaded_is_compared_with_the_tensors(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

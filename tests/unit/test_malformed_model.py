@@ -83,6 +83,8 @@ ROPE: dict[str, Any] = {"rope_parameters": ..., "rope_theta": 10000.0}
         ("tokenizer.json", {"normalizer": {"type": "Replace", "pattern": {"Regex": "("}, "content": ""}}, ["Oniguruma"]),
         ("tokenizer.json", {"normalizer": [""]}, ["'normalizer'"]),
         (INDEX, {"weight_map": "x"}, ["it has no weight_map"]),
+        (INDEX, {"weight_map": {"lm_head.weight": [""]}}, ["names no file", "['']"]),
+        (INDEX, {"weight_map": {"lm_head.weight": "x" * 5000}}, ["incomplete", "x" * 100 + " is missing"]),
     ],
 )  # fmt: skip
 def test_a_value_that_a_library_stumbles_over_is_an_error_with_file_and_field(

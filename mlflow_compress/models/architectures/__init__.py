@@ -173,7 +173,13 @@ def _require_format(label: Mapping[str, Any], tensors: Mapping[str, StoredTensor
     from torch import nn
 
     names: dict[str, str] = {}  # by format, the name of the tensor that holds the weight
-    for scheme in QuantizationConfig.model_validate(label).config_groups.values():
+    with library_errors(
+        "The checkpoint cannot be read as quantization_config in its config.json says",
+        str(folder / "config.json"),
+        fix="Correct that entry",
+    ):
+        groups = QuantizationConfig.model_validate(label).config_groups
+    for scheme in groups.values():
         if scheme.weights is not None:
             kind = str(CompressionFormat(scheme.format or infer_module_format(nn.Linear, scheme)).value)
             params = BaseCompressor.get_value_from_registry(kind).compression_param_names(scheme)
