@@ -40,11 +40,10 @@ def rendered(
     """Return a chat task with its messages rendered as text. Other tasks are returned unchanged.
 
     `prompt` renders a user message in the chat template, up to the beginning of the answer (with `enable_thinking`,
-    where the task says whether its model thinks), `conversation` several
-    messages, after which an answer follows as it was logged, `with_tools` messages and tools, whose calls have the
-    `call_form`. If the text ends in white
-    space, the answers lose their leading space, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"). Scoring
-    then counts that white space as part of the answer, as lm-evaluation-harness does.
+    where the task says whether its model thinks), `conversation` several messages, after which an answer follows as it
+    was logged, `with_tools` messages and tools, whose calls have the `call_form`. If the text ends in white space, the
+    answers lose their leading space, as in LLM-Uncertainty-Bench ("[/INST] A", but "assistant\\nA"). Scoring then
+    counts that white space as part of the answer, as lm-evaluation-harness does.
     """
     if task.calls:
         return with_calls(task, with_tools, call_form())
