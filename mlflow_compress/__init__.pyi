@@ -360,7 +360,7 @@ def diagnose(
         tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
     thinking_max_new_tokens
         tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for a file [auto]
+        8192 for your own [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -491,7 +491,7 @@ def evaluate(
         tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
     thinking_max_new_tokens
         tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for a file [auto]
+        8192 for your own [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -712,7 +712,7 @@ def gate(
         tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
     thinking_max_new_tokens
         tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for a file [auto]
+        8192 for your own [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1172,7 +1172,7 @@ def plan(
         tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
     thinking_max_new_tokens
         tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for a file [auto]
+        8192 for your own [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1535,7 +1535,7 @@ def run(
         tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
     thinking_max_new_tokens
         tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for a file [auto]
+        8192 for your own [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -1833,7 +1833,7 @@ def search(
         tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
     thinking_max_new_tokens
         tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for a file [auto]
+        8192 for your own [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]
@@ -2304,7 +2304,7 @@ def sweep(
         tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
     thinking_max_new_tokens
         tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for a file [auto]
+        8192 for your own [auto]
     noise_items
         items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
         all [200]

@@ -111,7 +111,7 @@ class EvaluationConfig(Group):
     thinking_max_new_tokens: AutoOrCount = option(
         "auto",
         "tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems, 8192 "
-        "for a file",
+        "for your own",
     )
     noise_items: int = option(
         200,
