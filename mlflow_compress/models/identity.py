@@ -190,7 +190,9 @@ def _config_fields(folder: Path) -> dict[str, Any]:
     fields = dict(stored)
     kind = stored.get("model_type")
     if kind in CONFIG_MAPPING_NAMES and "auto_map" not in stored:
-        config = CONFIG_MAPPING[kind].from_dict(dict(stored))
+        known = CONFIG_MAPPING[kind]
+        # It writes infinite numbers as {"__float__": "Infinity"}, and reads them so in this function alone.
+        config = known.from_dict(known._dict_from_json_file(folder / "config.json"))
         # transformers reads these two from the file, and does not write them.
         kernels = {name: stored.get(name) for name in ("attn_implementation", "experts_implementation")}
         fields = {**config.to_dict(), **kernels}

@@ -6,6 +6,7 @@ field is in `NO_EFFECT` with the reason. The form in which a tool writes the fil
 
 import copy
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -280,6 +281,16 @@ def test_embedded_models_that_transformers_writes_again_are_the_same(model: Path
     AutoTokenizer.from_pretrained(model).save_pretrained(copied)
     AutoConfig.from_pretrained(model).save_pretrained(copied)
     assert identity(copied) == identity(model)
+
+
+def test_an_infinite_number_is_the_same_in_both_forms(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", byte_level(), LLAMA)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"attention_dropout": -math.inf}))
+    before = identity(folder)
+    AutoConfig.from_pretrained(folder).save_pretrained(folder)
+    assert '"__float__": "-Infinity"' in file.read_text()
+    assert identity(folder) == before
 
 
 def test_defaults_and_older_names_are_the_same_configuration(tmp_path: Path) -> None:
