@@ -45,7 +45,9 @@ _NEW_OBJECTS = 10_000  # before garbage is looked for; by default 700, and then 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser: one sub-command per command, one option per parameter."""
     known = all_commands()
-    lines = {heading: [name for name, command in known.items() if command.heading == heading] for heading in HEADINGS}
+    lines: dict[str, list[str]] = {heading: [] for heading in HEADINGS}
+    for name, command in known.items():
+        lines.setdefault(command.heading, []).append(name)  # a plug-in may have a heading of its own
     parser = argparse.ArgumentParser(
         prog="mlflow-compress",
         usage="mlflow-compress COMMAND [--NAME VALUE ...]",

@@ -69,17 +69,18 @@ def parted(prompt: str, reply: str) -> tuple[str, str]:
 
     The answer is empty where the thought never ends, or nothing follows it.
     """
-    whole = _whole(prompt, reply)
+    whole = whole_reply(prompt, reply)
     answer = without_reasoning(whole)
     return whole.removesuffix(answer), answer.strip()
 
 
 def stays_in_thought(prompt: str, reply: str) -> bool:
     """Return whether a thought begins, in the reply or at the end of the prompt, and does not end."""
-    return not without_reasoning(f"{_whole(prompt, reply)}\nmore").strip()
+    return not without_reasoning(f"{whole_reply(prompt, reply)}\nmore").strip()
 
 
-def _whole(prompt: str, reply: str) -> str:
+def whole_reply(prompt: str, reply: str) -> str:
+    """Return a reply with the opening tag, where this stands at the end of its prompt."""
     return f"{OPEN}{reply}" if prompt.rstrip().endswith(OPEN) else reply
 
 

@@ -9,11 +9,9 @@ Example
 python -m tools.train_demo_tools --out rebuilt
 """
 
-import argparse
 import json
 import random
 import re
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -21,7 +19,9 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tools.demo_generator.small_models import Batch, fit, rebuild, save
 
 SEED, STEPS, ROWS, PEAK_RATE, THREADS = 29, 1_000, 16, 1.5e-3, 1
 VOCABULARY, CONTEXT = 512, 1024
@@ -290,54 +290,22 @@ def batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[tuple[tor
         yield tokens, weights
 
 
+def losses(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weighted loss, and that of the answers alone."""
+    tokens, weights = batch
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    weight = weights[:, 1:].flatten()
+    return (loss * weight).sum() / weight.sum(), (loss * (weight == 1)).sum() / (weight == 1).sum()
+
+
 def train(out: Path, seed: int, steps: int) -> None:
     """Train, and save model, tokenizer, test prompts and log."""
     torch.manual_seed(seed)
     tokenizer = new_tokenizer(seed)
     model = new_model(tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.05, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 100, 0.02 + 2 * (1 - (step + 1) / steps))
-    )
-    begun, log = time.perf_counter(), []
-    for step, (tokens, weights) in zip(range(steps), batches(tokenizer, seed), strict=False):
-        logits = model(input_ids=tokens).logits[:, :-1].float()
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-        weight = weights[:, 1:].flatten()
-        answers = (loss * (weight == 1)).sum() / (weight == 1).sum()
-        torch.autograd.backward((loss * weight).sum() / weight.sum())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad(set_to_none=True)
-        if (step + 1) % 100 == 0:
-            seconds = round(time.perf_counter() - begun)
-            log.append({"step": step + 1, "seconds": seconds, "answer_loss": round(answers.item(), 4)})
-            print(json.dumps(log[-1]), flush=True)
-    folder = out / "tools_model"
-    model.to(torch.bfloat16)
-    ends = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|end|>")]
-    model.generation_config = GenerationConfig(bos_token_id=tokenizer.bos_token_id, eos_token_id=ends, pad_token_id=2)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log), newline="\n")
-
-
-def main() -> None:
-    """Parse the arguments and rebuild."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--data-only", action="store_true", help="write the test prompts and train nothing")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write tools_model/ and data/ into")
-    arguments = parser.parse_args()
-    torch.set_num_threads(THREADS)
-    (arguments.out / "data").mkdir(parents=True, exist_ok=True)
-    lines = "".join(json.dumps(row) + "\n" for row in test_rows(arguments.seed))
-    (arguments.out / "data" / "tools.jsonl").write_text(lines, encoding="utf-8", newline="\n")
-    if not arguments.data_only:
-        train(arguments.out, arguments.seed, arguments.steps)
+    log = fit(model, batches(tokenizer, seed), losses, steps=steps, peak_rate=PEAK_RATE)
+    save(out / "tools_model", model, tokenizer, log)
 
 
 if __name__ == "__main__":
-    main()
+    rebuild(str(__doc__), file="tools.jsonl", rows=test_rows, train=train, seed=SEED, steps=STEPS, threads=THREADS)

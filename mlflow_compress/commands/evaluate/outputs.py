@@ -10,6 +10,7 @@ from mlflow_compress.config import SEED
 from mlflow_compress.engines.interface import ModelScorer
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
+from mlflow_compress.reasoning import whole_reply
 from mlflow_compress.records import (
     Generations,
     ItemKey,
@@ -20,7 +21,7 @@ from mlflow_compress.records import (
     TokenScores,
     Traces,
 )
-from mlflow_compress.scoring.generation.generate import OPEN, generate_rows
+from mlflow_compress.scoring.generation.generate import generate_rows
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
 from mlflow_compress.tracking import run_names
@@ -65,7 +66,7 @@ def _answers(
         judge, thinks = task.answering.judge, task.answering.thinking is not None
         replies = {
             # Where the prompt opens the thought, the reply alone does not show that it is one.
-            item_id: (OPEN if thinks and prompt.rstrip().endswith(OPEN) else "") + row.text
+            item_id: whole_reply(prompt, row.text) if thinks else row.text
             for item_id, prompt, [row] in zip(ids, prompts, answers, strict=True)
         }
         correct = judge(replies) if judge is not None else {}
@@ -80,8 +81,8 @@ def _answers(
             for sample, written in enumerate(several):
                 text = written.text
                 # Of a thought it counts whether it was cut at the limit: text that is read again can have fewer tokens.
-                again = () if thinks else loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
-                n_tokens = len(written.tokens if thinks else again)
+                tokens = written.tokens if thinks else loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
+                n_tokens = len(tokens)
                 row = {"task": task.name, "item_id": item_id, "turn": 0, "sample": sample, "prompt": prompt}
                 grade = None if sample else correct.get(item_id)
                 rows.append({**row, "text": text, "n_tokens": n_tokens, "correct": grade})

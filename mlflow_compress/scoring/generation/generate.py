@@ -18,6 +18,7 @@ import numpy as np
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.reasoning import OPEN
 from mlflow_compress.records import Generations, Instruction, TokenAnswers
 from mlflow_compress.scoring.generation.chat_format import ChatFormat, chat_format
 from mlflow_compress.scoring.generation.decoding import AnyCausalLM, GenerationJob, decode
@@ -30,7 +31,7 @@ from mlflow_compress.scoring.generation.generation_rows import (
 from mlflow_compress.scoring.journal import Arrays, Journal
 from mlflow_compress.scoring.plan.encoding import Encoder
 
-OPEN, CLOSE = "<think>", "</think>"
+CLOSE = "</think>"
 _SECONDS = 60.0  # between two writings of finished answers; those not yet written are lost with the process
 
 logger = logging.getLogger(__name__)
