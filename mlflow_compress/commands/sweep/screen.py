@@ -5,7 +5,7 @@ For methods that make a layer from that layer alone, and models that do not fit.
 
 import gc
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from mlflow_compress.compression.one_layer import LayerMaker
 from mlflow_compress.compression.pipeline import require_supported
 from mlflow_compress.config.policy import Policy
 from mlflow_compress.decide.gates import FLIPS, KL
-from mlflow_compress.decide.promotion import gate_numbers, gates_of, policy_answer
+from mlflow_compress.decide.promotion import GateReading, gate_numbers, gates_of, policy_answer
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import compute_all
@@ -72,7 +72,7 @@ def screened(
 
 
 def _numbers(
-    prepared: Prepared, variants: list[PreparedVariant], readings: Any, tracker: Tracker
+    prepared: Prepared, variants: list[PreparedVariant], readings: Collection[GateReading], tracker: Tracker
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return what gates read of each variant, by its key, from an earlier run that has the same or from a new one."""
     config = variants[0].asked.config.evaluate_config()
