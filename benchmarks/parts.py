@@ -43,12 +43,19 @@ PARTS: dict[str, tuple[str, ...]] = {
         "scoring.plan.packing:plan_batches",
         "scoring.plan.corpus_windows:cut",
     ),
-    "load": ("models.loading:load_model", "models.loading:open_light", "models.source_model:SourceModel.*"),
+    "load": (
+        "models.loading:load_model",
+        "models.loading:open_light",
+        "models.source_model:SourceModel.*",
+        "compression.reload_check:load_checkpoint",
+    ),
     "compression": ("compression.pipeline:compress_model",),
     "passes": (
         "scoring.engine:run_pass",
         "scoring.forward.body:split_body_and_head",
         "scoring.forward.body:reason_not_to_pack",
+        "models.causality:require_causal",
+        "compression.probe:Probe.logits",
     ),
     "states": (
         "scoring.baseline_store:StateWriter.*",
