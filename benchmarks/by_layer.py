@@ -164,7 +164,9 @@ def check(folder: Path, allowed: str) -> dict[str, Any]:
     work = scored_work(suite(4), scorer.encoder, **engine.default_limits(shape.vocabulary, on_gpu=False))
     flops = 2 * costs.scoring_operations(shape, work) / (before + known_seconds())
     given: dict[str, Any] = {"device": "balanced", "max_memory": f"cpu={allowed}", "device_tflops": flops / 1e12}
-    planned = mc.plan(model=str(folder), tasks=tasks, limit=12, noise_items=0, judge=False, **given).stages[0]
+    planned = mc.plan(
+        model=str(folder), tasks=tasks, limit=12, task_args={"noise_items": 0}, judge=False, **given
+    ).stages[0]
     pairs = {"seconds": (planned.seconds, seconds), "memory (MB)": (planned.memory / 1e6, peak.added / 1e6)}
     text = {name: f"{said:.1f} / {took:.1f} = {said / took:.2f}" for name, (said, took) in pairs.items()}
     return {"reads": planned.reads, "gflops": flops / 1e9, **text}

@@ -94,7 +94,7 @@ def real(variants: Sequence[tuple[str, str]], policies: Mapping[str, Policy]) ->
     medians = []
     for method, bits in variants:
         variant = mc.compress("demo", method, bits=bits, store=asked.store)
-        found = mc.evaluate(variant, num_shuffles=0, noise_items=20, store=asked.store)
+        found = mc.evaluate(variant, num_shuffles=0, task_args={"noise_items": 20}, store=asked.store)
         baseline = RunRecords.read(Path(found.baseline_records_folder))
         inputs = MetricInputs(baseline=baseline, variant=found.records())
         published = gate_values(found.pooled)

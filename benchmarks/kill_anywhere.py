@@ -51,12 +51,12 @@ TASKS = ("--tasks", "choice.jsonl,text.txt")
 STORE = ("resume",)  # it makes the database: otherwise most kills would fall on its migrations
 QUANTIZE = ("quantize", "--method", "rtn", "--bits", "4")
 # two rounds of short prompts are enough to be killed in
-SPEED = ("--speed_repeats", "2", "--speed_prompt_tokens", "16", "--speed_new_tokens", "4")
+SPEED = ("--speed_args", "repeats=2,prompt_tokens=16,new_tokens=4")
 SWEEP = ("sweep", "--methods", "rtn,fp16", "--bits", "4", *TASKS, "--judge", "false", *SPEED)
 CHECKPOINT = ("--checkpoint", "CHECKPOINT")  # replaced by the folder that `quantize` has written
 CONCURRENCY = 2  # calls to the judge at the same time: so many may be lost at a kill
-ANSWERS = ("--instructions", "say.jsonl", "--num_samples", "2", "--max_new_tokens", "8", "--judge_max_tokens", "8")
-ASKING = ("--judge_concurrency", str(CONCURRENCY), "--judge_model", "gpt-4")
+ANSWERS = ("--instructions", "say.jsonl", "--answer_args", "num_samples=2,max_new_tokens=8,judge_max_tokens=8")
+ASKING = ("--judge_args", f"concurrency={CONCURRENCY}", "--judge_model", "gpt-4")
 BOUNDS = ("--max_kl", "9", "--max_flips_pct", "100", "--max_accuracy_drop_pct", "100", "--max_kl_outliers_pct", "100")
 SLOWER = 10  # a restart that takes this many times as long as an undisturbed run waits for a lock
 EARLY = 0.1  # share of the kills before the first write

@@ -523,7 +523,13 @@ def seconds_of_sweeps(methods: str, tasks: str, data: str | None, limit: int) ->
         return ended.ru_utime + ended.ru_stime
 
     options = [f"--methods={methods}", "--bits=8,4", f"--tasks={tasks}", f"--limit={limit}", "--num_shuffles=0"]
-    options += ["--noise_items=20", "--judge=false", "--speed=false", *([f"--data_dir={data}"] if data else [])]
+    options += [
+        "--task_args",
+        "noise_items=20",
+        "--judge=false",
+        "--speed=false",
+        *([f"--data_dir={data}"] if data else []),
+    ]
     for items in ("all", "auto"):
         with tempfile.TemporaryDirectory() as scratch:
             wall, processor = time.monotonic(), processor_seconds()

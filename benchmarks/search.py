@@ -71,7 +71,9 @@ def main() -> None:
         halves(folder) if given.model in ("demo", "demo-tools") else samples(folder, given.model, given.samples, 256)
     )
     own = ("formats", "bits_per_weight", "group_size", "search_windows", "model")
-    found = mc.search(**{name: getattr(given, name) for name in own}, **texts, noise_items=2, progress=print)
+    found = mc.search(
+        **{name: getattr(given, name) for name in own}, **texts, task_args={"noise_items": 2}, progress=print
+    )
 
     print(found.as_text(), "\n")
     against = [one.against_mix for one in found.searched]

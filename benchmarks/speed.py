@@ -64,9 +64,8 @@ def main() -> None:
             checkpoint = mc.compress("demo", method, store=Path(folder), **settings)
             measured = mc.speed(
                 checkpoint,
-                vllm_python=given.vllm_python,
-                speed_repeats=given.repeats,
-                speed_threads=given.threads,
+                engine_args={"vllm_python": given.vllm_python},
+                speed_args={"repeats": given.repeats, "threads": given.threads},
                 store=Path(folder),
             )
             print(row(measured) if measured.results else f"| {measured.summary} |", flush=True)

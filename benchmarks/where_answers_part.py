@@ -35,7 +35,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for bits in (8, 4, 3):
             variant = mc.compress("demo", "rtn", bits=bits, store=folder, output_dir=str(Path(folder) / "out"))
-            answers = mc.judge(variant, judges="divergent_tokens", num_samples=2, max_new_tokens=8, store=folder)
+            answers = mc.judge(
+                variant, judges="divergent_tokens", answer_args={"num_samples": 2, "max_new_tokens": 8}, store=folder
+            )
             found = {**answers.pooled, **mc.evaluate(variant, tasks="traces", store=folder).pooled}
             print(f"| {variant.name} | " + " | ".join(cell(found.get(name)) for name in COLUMNS) + " |", flush=True)
 

@@ -122,10 +122,7 @@ answers = mc.judge(
     model=model_folder,
     judges="similarity,variety",
     instructions="demo",
-    instruction_limit=1,
-    num_samples=2,
-    max_new_tokens=8,
-    judge_max_tokens=8,
+    answer_args={"instruction_limit": 1, "num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": 8},
     store=STORE,
 )
 print(answers.as_text())

@@ -168,18 +168,15 @@ def compress(
     method: str = "awq",
     *,
     store: StoreLike = None,
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     bits: int | str = "auto",
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     method_args: str | Mapping[str, object] = {},
     checkpoint: str | PathLike[str] | ModelInMemory | None = None,
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
@@ -197,19 +194,18 @@ def compress(
         A name from `methods()`.
     store : path, optional
         A folder that keeps runs in place of MLflow's tracking store.
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     bits
@@ -218,10 +214,10 @@ def compress(
         weights that share one scale; 'auto' takes the method's default [auto]
     calibration
         wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
-    calibration_samples
-        calibration samples; 'auto' takes the method's default [auto]
-    calibration_length
-        tokens per calibration sample [256]
+    calibration_args
+        how much text calibrates: name=value,name=value
+        - samples: calibration samples; 'auto' takes the method's default [auto]
+        - length: tokens per calibration sample [256]
     method_args
         the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
     checkpoint
@@ -243,42 +239,29 @@ def diagnose(
     store: StoreLike = None,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     method: str = "awq",
     bits: int | str = "auto",
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
     output_dir: str | PathLike[str] = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
-    corpus_tokens: int = 16384,
-    corpus_window: int = 512,
-    noise_control: bool = True,
-    state_memory: float = 1.0,
+    diagnosis_args: str | Mapping[str, object] = {},
     experiment: str = "auto",
 ) -> Diagnosis:
     """Return how far each group of a variant's weights moves its baseline, and on which text the variant moves.
@@ -299,19 +282,18 @@ def diagnose(
     model
         baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
         a given checkpoint was made from, where this is left out [demo]
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     method
@@ -322,10 +304,10 @@ def diagnose(
         weights that share one scale; 'auto' takes the method's default [auto]
     calibration
         wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
-    calibration_samples
-        calibration samples; 'auto' takes the method's default [auto]
-    calibration_length
-        tokens per calibration sample [256]
+    calibration_args
+        how much text calibrates: name=value,name=value
+        - samples: calibration samples; 'auto' takes the method's default [auto]
+        - length: tokens per calibration sample [256]
     method_args
         the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
     target
@@ -340,30 +322,29 @@ def diagnose(
         few-shot examples in lettered multiple choice [5]
     num_shuffles
         answer shuffles for the order-robustness metric; 0 turns it off [2]
-    shuffle_fewshot
-        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
-    all_orders
-        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    task_args
+        further settings of tasks: name=value,name=value
+        - shuffle_fewshot: shuffle the answers of the few-shot examples too (off: they stay, as in the published
+          metric) [false]
+        - all_orders: items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it
+          off [0]
+        - apply_chat_template: show lettered tasks and those of lm-evaluation-harness in the model's chat template
+          [false]
+        - fewshot_as_multiturn: few-shot examples of lm-evaluation-harness's tasks are turns of their own there
+          (off: one turn) [true]
+        - enable_thinking: tasks of thinking: what the chat template reads as enable_thinking; false asks for the
+          answer at once [true]
+        - thinking_samples: tasks of thinking: answers per question that each model draws, at the baseline's own
+          temperature [8]
+        - thinking_max_new_tokens: tasks of thinking: longest answer in tokens, thought included; 'auto' is 256
+          for the embedded problems, 8192 for your own [auto]
+        - noise_items: items per task, and windows per corpus, scored twice: by the baseline, and by a served
+          variant; 0 takes all [200]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
     limit
         items per category and task after a seeded shuffle; 0 takes all [0]
-    apply_chat_template
-        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
-    fewshot_as_multiturn
-        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    enable_thinking
-        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
-        [true]
-    thinking_samples
-        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
-    thinking_max_new_tokens
-        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for your own [auto]
-    noise_items
-        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
-        all [200]
     dtype
         dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
         (auto | float32 | bfloat16 | float16) [auto]
@@ -372,14 +353,14 @@ def diagnose(
     redact
         cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
         regular expression per line; comma-separated [none]
-    corpus_tokens
-        tokens of each corpus on which every group of weights is measured; 0 takes all [16384]
-    corpus_window
-        tokens of one text: the corpus is cut into texts of this length [512]
-    noise_control
-        also measure Gaussian noise of the same size on each group (doubles the time): size or direction? [true]
-    state_memory
-        GiB of memory for the baseline's states, so that only the layers behind a swap are computed [1.0]
+    diagnosis_args
+        how closely groups of weights are measured: name=value,name=value
+        - corpus_tokens: tokens of each corpus on which every group of weights is measured; 0 takes all [16384]
+        - corpus_window: tokens of one text: the corpus is cut into texts of this length [512]
+        - noise_control: also measure Gaussian noise of the same size on each group (doubles the time): size or
+          direction? [true]
+        - state_memory: GiB of memory for the baseline's states, so that only the layers behind a swap are
+          computed [1.0]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
@@ -390,48 +371,25 @@ def evaluate(
     store: StoreLike = None,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
     items: str = "all",
-    trace_instructions: str | PathLike[str] = "auto",
-    trace_prompts: int = 100,
-    trace_samples: int = 1,
-    trace_max_new_tokens: int | Literal["auto"] = "auto",
-    trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     engine: str = "local",
-    workers: int | Literal["auto"] = "auto",
-    cpus_per_worker: int = 1,
-    ray_address: str | None = None,
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     vllm_args: str | Mapping[str, object] = {},
-    served_model: str | None = None,
-    baseline_served_model: str | None = None,
-    tokenizer: str | PathLike[str] | None = None,
-    endpoint_chat: Literal["auto", "true", "false"] = "auto",
-    endpoint_concurrency: int = 16,
-    endpoint_timeout: float = 120.0,
-    endpoint_max_retries: int = 5,
+    endpoint_args: str | Mapping[str, object] = {},
     experiment: str = "auto",
 ) -> Evaluation:
     """Return every metric of a compressed checkpoint against its baseline, on the same items, with intervals.
@@ -450,19 +408,18 @@ def evaluate(
     model
         baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
         a given checkpoint was made from, where this is left out [demo]
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     tasks
@@ -471,46 +428,41 @@ def evaluate(
         few-shot examples in lettered multiple choice [5]
     num_shuffles
         answer shuffles for the order-robustness metric; 0 turns it off [2]
-    shuffle_fewshot
-        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
-    all_orders
-        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    task_args
+        further settings of tasks: name=value,name=value
+        - shuffle_fewshot: shuffle the answers of the few-shot examples too (off: they stay, as in the published
+          metric) [false]
+        - all_orders: items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it
+          off [0]
+        - apply_chat_template: show lettered tasks and those of lm-evaluation-harness in the model's chat template
+          [false]
+        - fewshot_as_multiturn: few-shot examples of lm-evaluation-harness's tasks are turns of their own there
+          (off: one turn) [true]
+        - enable_thinking: tasks of thinking: what the chat template reads as enable_thinking; false asks for the
+          answer at once [true]
+        - thinking_samples: tasks of thinking: answers per question that each model draws, at the baseline's own
+          temperature [8]
+        - thinking_max_new_tokens: tasks of thinking: longest answer in tokens, thought included; 'auto' is 256
+          for the embedded problems, 8192 for your own [auto]
+        - noise_items: items per task, and windows per corpus, scored twice: by the baseline, and by a served
+          variant; 0 takes all [200]
+        - trace_instructions: tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a
+          JSONL file; 'auto' is the demo's, for the demo. The baseline writes prompts x samples x tokens once,
+          before it is evaluated [auto]
+        - trace_prompts: tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+        - trace_samples: tasks=traces: sampled answers per prompt [1]
+        - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
+          context [auto]
+        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
     limit
         items per category and task after a seeded shuffle; 0 takes all [0]
-    apply_chat_template
-        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
-    fewshot_as_multiturn
-        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    enable_thinking
-        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
-        [true]
-    thinking_samples
-        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
-    thinking_max_new_tokens
-        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for your own [auto]
-    noise_items
-        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
-        all [200]
     items
         items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip:
         a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto' until the default
         policy is decided, 'auto:FILE' another policy [all]
-    trace_instructions
-        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
-        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
-        [auto]
-    trace_prompts
-        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
-    trace_samples
-        tasks=traces: sampled answers per prompt [1]
-    trace_max_new_tokens
-        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
-    trace_temperature
-        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
         dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
         (auto | float32 | bfloat16 | float16) [auto]
@@ -522,33 +474,27 @@ def evaluate(
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
-    workers
-        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
-        [auto]
-    cpus_per_worker
-        cores of a worker, and on CPUs its threads [1]
-    ray_address
-        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
-        [none]
-    vllm_python
-        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    engine_args
+        further settings of engine=ray and engine=vllm: name=value,name=value
+        - workers: workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as
+          cores allow [auto]
+        - cpus_per_worker: cores of a worker, and on CPUs its threads [1]
+        - ray_address: running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on
+          this machine [none]
+        - vllm_python: engine=vllm and speed: file of the Python that has vLLM; none: that of
+          MLFLOW_COMPRESS_VLLM_PYTHON [none]
     vllm_args
         engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
-    served_model
-        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
-    baseline_served_model
-        with model=endpoint:URL: the baseline's name at that server [none]
-    tokenizer
-        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
-    endpoint_chat
-        send conversations as chat completions; 'auto' does where the server's chat template reads as the
-        baseline's (auto | true | false) [auto]
-    endpoint_concurrency
-        requests to a server of models at the same time [16]
-    endpoint_timeout
-        seconds for one such request [120.0]
-    endpoint_max_retries
-        retries of such a request that failed for a reason that may pass [5]
+    endpoint_args
+        how served models are asked: name=value,name=value
+        - served_model: with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+        - baseline_served_model: with model=endpoint:URL: the baseline's name at that server [none]
+        - tokenizer: tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+        - chat: send conversations as chat completions; 'auto' does where the server's chat template reads as the
+          baseline's (auto | true | false) [auto]
+        - concurrency: requests to a server of models at the same time [16]
+        - timeout: seconds for one such request [120.0]
+        - max_retries: retries of such a request that failed for a reason that may pass [5]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
@@ -597,56 +543,26 @@ def gate(
     store: StoreLike = None,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
-    trace_instructions: str | PathLike[str] = "auto",
-    trace_prompts: int = 100,
-    trace_samples: int = 1,
-    trace_max_new_tokens: int | Literal["auto"] = "auto",
-    trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
-    served_model: str | None = None,
-    baseline_served_model: str | None = None,
-    tokenizer: str | PathLike[str] | None = None,
-    endpoint_chat: Literal["auto", "true", "false"] = "auto",
-    endpoint_concurrency: int = 16,
-    endpoint_timeout: float = 120.0,
-    endpoint_max_retries: int = 5,
-    speed_prompt_tokens: int | Literal["auto"] = "auto",
-    speed_new_tokens: int | Literal["auto"] = "auto",
-    speed_repeats: int = 5,
-    speed_threads: int | Literal["auto"] = "auto",
+    endpoint_args: str | Mapping[str, object] = {},
+    speed_args: str | Mapping[str, object] = {},
     instructions: str | PathLike[str] = "auto",
-    instruction_limit: int = 0,
-    show_logged: bool = False,
-    num_samples: int = 5,
-    max_new_tokens: int = 128,
-    encoder: str | PathLike[str] = "embedded",
-    encoder_base_url: str | None = None,
-    bertscore_model: str | PathLike[str] | None = None,
+    answer_args: str | Mapping[str, object] = {},
     judges: str | Sequence[object] = "all",
-    judge_max_tokens: int | Literal["auto"] = "auto",
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     policy: PolicyLike | None = None,
     min_decode_speedup: float | None = None,
     max_memory_ratio: float | None = None,
@@ -671,19 +587,18 @@ def gate(
     model
         baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
         a given checkpoint was made from, where this is left out [demo]
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     tasks
@@ -692,42 +607,37 @@ def gate(
         few-shot examples in lettered multiple choice [5]
     num_shuffles
         answer shuffles for the order-robustness metric; 0 turns it off [2]
-    shuffle_fewshot
-        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
-    all_orders
-        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    task_args
+        further settings of tasks: name=value,name=value
+        - shuffle_fewshot: shuffle the answers of the few-shot examples too (off: they stay, as in the published
+          metric) [false]
+        - all_orders: items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it
+          off [0]
+        - apply_chat_template: show lettered tasks and those of lm-evaluation-harness in the model's chat template
+          [false]
+        - fewshot_as_multiturn: few-shot examples of lm-evaluation-harness's tasks are turns of their own there
+          (off: one turn) [true]
+        - enable_thinking: tasks of thinking: what the chat template reads as enable_thinking; false asks for the
+          answer at once [true]
+        - thinking_samples: tasks of thinking: answers per question that each model draws, at the baseline's own
+          temperature [8]
+        - thinking_max_new_tokens: tasks of thinking: longest answer in tokens, thought included; 'auto' is 256
+          for the embedded problems, 8192 for your own [auto]
+        - noise_items: items per task, and windows per corpus, scored twice: by the baseline, and by a served
+          variant; 0 takes all [200]
+        - trace_instructions: tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a
+          JSONL file; 'auto' is the demo's, for the demo. The baseline writes prompts x samples x tokens once,
+          before it is evaluated [auto]
+        - trace_prompts: tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+        - trace_samples: tasks=traces: sampled answers per prompt [1]
+        - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
+          context [auto]
+        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
     limit
         items per category and task after a seeded shuffle; 0 takes all [0]
-    apply_chat_template
-        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
-    fewshot_as_multiturn
-        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    enable_thinking
-        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
-        [true]
-    thinking_samples
-        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
-    thinking_max_new_tokens
-        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for your own [auto]
-    noise_items
-        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
-        all [200]
-    trace_instructions
-        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
-        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
-        [auto]
-    trace_prompts
-        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
-    trace_samples
-        tasks=traces: sampled answers per prompt [1]
-    trace_max_new_tokens
-        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
-    trace_temperature
-        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
         dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
         (auto | float32 | bfloat16 | float16) [auto]
@@ -736,56 +646,48 @@ def gate(
     redact
         cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a
         regular expression per line; comma-separated [none]
-    served_model
-        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
-    baseline_served_model
-        with model=endpoint:URL: the baseline's name at that server [none]
-    tokenizer
-        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
-    endpoint_chat
-        send conversations as chat completions; 'auto' does where the server's chat template reads as the
-        baseline's (auto | true | false) [auto]
-    endpoint_concurrency
-        requests to a server of models at the same time [16]
-    endpoint_timeout
-        seconds for one such request [120.0]
-    endpoint_max_retries
-        retries of such a request that failed for a reason that may pass [5]
-    speed_prompt_tokens
-        tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
-    speed_new_tokens
-        tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
-    speed_repeats
-        rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many
-        follow while the interval of a ratio is wider than 10 % [5]
-    speed_threads
-        threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
-        [auto]
+    endpoint_args
+        how served models are asked: name=value,name=value
+        - served_model: with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+        - baseline_served_model: with model=endpoint:URL: the baseline's name at that server [none]
+        - tokenizer: tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+        - chat: send conversations as chat completions; 'auto' does where the server's chat template reads as the
+          baseline's (auto | true | false) [auto]
+        - concurrency: requests to a server of models at the same time [16]
+        - timeout: seconds for one such request [120.0]
+        - max_retries: retries of such a request that failed for a reason that may pass [5]
+    speed_args
+        what is generated to measure speed: name=value,name=value
+        - prompt_tokens: tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
+        - new_tokens: tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context
+          [auto]
+        - repeats: rounds that count, after one to warm up; baseline and variant take turns in each. Up to four
+          times as many follow while the interval of a ratio is wider than 10 % [5]
+        - threads: threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this
+          process may use [auto]
     instructions
         mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
         mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
-    instruction_limit
-        instructions per category after a seeded shuffle; 0 takes all [0]
-    show_logged
-        show answers to logged conversations, and their questions, in reports and pages [false]
-    num_samples
-        sampled answers per instruction for ConSCompF [5]
-    max_new_tokens
-        tokens per sampled answer [128]
-    encoder
-        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
-        [embedded]
-    encoder_base_url
-        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
-    bertscore_model
-        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    answer_args
+        further settings of the answers that are compared: name=value,name=value
+        - instruction_limit: instructions per category after a seeded shuffle; 0 takes all [0]
+        - show_logged: show answers to logged conversations, and their questions, in reports and pages [false]
+        - num_samples: sampled answers per instruction for ConSCompF [5]
+        - max_new_tokens: tokens per sampled answer [128]
+        - encoder: sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a
+          model there [embedded]
+        - encoder_base_url: OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on
+          this machine [none]
+        - bertscore_model: model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no
+          BERTScore [none]
+        - judge_max_tokens: tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is
+          1024, or a quarter of a shorter context [auto]
     judges
         judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
-    judge_max_tokens
-        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
-        a shorter context [auto]
-    vllm_python
-        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    engine_args
+        further settings of engine=ray and engine=vllm: name=value,name=value
+        - vllm_python: engine=vllm and speed: file of the Python that has vLLM; none: that of
+          MLFLOW_COMPRESS_VLLM_PYTHON [none]
     policy
         YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
     min_decode_speedup
@@ -867,53 +769,23 @@ def judge(
     store: StoreLike = None,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     instructions: str | PathLike[str] = "auto",
-    instruction_limit: int = 0,
-    show_logged: bool = False,
-    num_samples: int = 5,
-    max_new_tokens: int = 128,
-    encoder: str | PathLike[str] = "embedded",
-    encoder_base_url: str | None = None,
-    bertscore_model: str | PathLike[str] | None = None,
+    answer_args: str | Mapping[str, object] = {},
     judges: str | Sequence[object] = "all",
-    judge_max_tokens: int | Literal["auto"] = "auto",
     judge_model: str | Sequence[object] = "gpt-4",
-    judge_base_url: str = "auto",
-    judge_repeats: int = 1,
-    judge_attempts: int = 3,
-    judge_max_unscored: float = 0.05,
-    judge_concurrency: int = 16,
-    judge_timeout: float = 120.0,
-    judge_max_retries: int = 5,
-    judge_requests_per_minute: int = 0,
-    judge_tokens_per_minute: int = 0,
-    judge_prices: str | PathLike[str] | None = None,
-    judge_max_cost: float = 0.0,
-    judge_traces: bool = True,
-    judge_prompts: str | PathLike[str] | None = None,
+    judge_args: str | Mapping[str, object] = {},
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     engine: str = "local",
-    workers: int | Literal["auto"] = "auto",
-    cpus_per_worker: int = 1,
-    ray_address: str | None = None,
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     vllm_args: str | Mapping[str, object] = {},
-    served_model: str | None = None,
-    baseline_served_model: str | None = None,
-    tokenizer: str | PathLike[str] | None = None,
-    endpoint_chat: Literal["auto", "true", "false"] = "auto",
-    endpoint_concurrency: int = 16,
-    endpoint_timeout: float = 120.0,
-    endpoint_max_retries: int = 5,
+    endpoint_args: str | Mapping[str, object] = {},
     experiment: str = "auto",
 ) -> AnswerEvaluation:
     """Return how similar, and how good, the answers of a checkpoint and its baseline to the same instructions are.
@@ -930,72 +802,59 @@ def judge(
     model
         baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
         a given checkpoint was made from, where this is left out [demo]
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     instructions
         mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
         mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
-    instruction_limit
-        instructions per category after a seeded shuffle; 0 takes all [0]
-    show_logged
-        show answers to logged conversations, and their questions, in reports and pages [false]
-    num_samples
-        sampled answers per instruction for ConSCompF [5]
-    max_new_tokens
-        tokens per sampled answer [128]
-    encoder
-        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
-        [embedded]
-    encoder_base_url
-        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
-    bertscore_model
-        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    answer_args
+        further settings of the answers that are compared: name=value,name=value
+        - instruction_limit: instructions per category after a seeded shuffle; 0 takes all [0]
+        - show_logged: show answers to logged conversations, and their questions, in reports and pages [false]
+        - num_samples: sampled answers per instruction for ConSCompF [5]
+        - max_new_tokens: tokens per sampled answer [128]
+        - encoder: sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a
+          model there [embedded]
+        - encoder_base_url: OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on
+          this machine [none]
+        - bertscore_model: model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no
+          BERTScore [none]
+        - judge_max_tokens: tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is
+          1024, or a quarter of a shorter context [auto]
     judges
         judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
-    judge_max_tokens
-        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
-        a shorter context [auto]
     judge_model
         models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one [gpt-4]
-    judge_base_url
-        OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
-    judge_repeats
-        gradings per answer; from 2 on the judge's own noise is measured [1]
-    judge_attempts
-        replies per judgment until one can be read; replies are kept, so a larger number goes on from there [3]
-    judge_max_unscored
-        largest share of judgments without a rating; above it the stage fails at its end, with all kept [0.05]
-    judge_concurrency
-        calls to the judge at the same time [16]
-    judge_timeout
-        seconds for one call to the judge [120.0]
-    judge_max_retries
-        retries of a call that failed for a reason that may pass [5]
-    judge_requests_per_minute
-        calls to the judge in a minute; 0 is no limit [0]
-    judge_tokens_per_minute
-        tokens of prompts and longest replies in a minute; 0 is no limit [0]
-    judge_prices
-        YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
-    judge_max_cost
-        most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit [0.0]
-    judge_traces
-        show each judged answer in MLflow as a trace, with an assessment per judgment [true]
-    judge_prompts
-        FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
+    judge_args
+        how judges are asked, and what that may cost: name=value,name=value
+        - base_url: OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
+        - repeats: gradings per answer; from 2 on the judge's own noise is measured [1]
+        - attempts: replies per judgment until one can be read; replies are kept, so a larger number goes on from
+          there [3]
+        - max_unscored: largest share of judgments without a rating; above it the stage fails at its end, with all
+          kept [0.05]
+        - concurrency: calls to the judge at the same time [16]
+        - timeout: seconds for one call to the judge [120.0]
+        - max_retries: retries of a call that failed for a reason that may pass [5]
+        - requests_per_minute: calls to the judge in a minute; 0 is no limit [0]
+        - tokens_per_minute: tokens of prompts and longest replies in a minute; 0 is no limit [0]
+        - prices: YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
+        - max_cost: most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no
+          limit [0.0]
+        - traces: show each judged answer in MLflow as a trace, with an assessment per judgment [true]
+        - prompts: FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
     dtype
         dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
         (auto | float32 | bfloat16 | float16) [auto]
@@ -1007,33 +866,27 @@ def judge(
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
-    workers
-        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
-        [auto]
-    cpus_per_worker
-        cores of a worker, and on CPUs its threads [1]
-    ray_address
-        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
-        [none]
-    vllm_python
-        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    engine_args
+        further settings of engine=ray and engine=vllm: name=value,name=value
+        - workers: workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as
+          cores allow [auto]
+        - cpus_per_worker: cores of a worker, and on CPUs its threads [1]
+        - ray_address: running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on
+          this machine [none]
+        - vllm_python: engine=vllm and speed: file of the Python that has vLLM; none: that of
+          MLFLOW_COMPRESS_VLLM_PYTHON [none]
     vllm_args
         engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
-    served_model
-        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
-    baseline_served_model
-        with model=endpoint:URL: the baseline's name at that server [none]
-    tokenizer
-        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
-    endpoint_chat
-        send conversations as chat completions; 'auto' does where the server's chat template reads as the
-        baseline's (auto | true | false) [auto]
-    endpoint_concurrency
-        requests to a server of models at the same time [16]
-    endpoint_timeout
-        seconds for one such request [120.0]
-    endpoint_max_retries
-        retries of such a request that failed for a reason that may pass [5]
+    endpoint_args
+        how served models are asked: name=value,name=value
+        - served_model: with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+        - baseline_served_model: with model=endpoint:URL: the baseline's name at that server [none]
+        - tokenizer: tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+        - chat: send conversations as chat completions; 'auto' does where the server's chat template reads as the
+          baseline's (auto | true | false) [auto]
+        - concurrency: requests to a server of models at the same time [16]
+        - timeout: seconds for one such request [120.0]
+        - max_retries: retries of such a request that failed for a reason that may pass [5]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
@@ -1061,52 +914,31 @@ def methods(
 def plan(
     *,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     tokenizer: str | PathLike[str] | None = None,
     method: str = "awq",
     bits: int | str = 4,
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     variants: int = 1,
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     instructions: str | PathLike[str] = "auto",
-    instruction_limit: int = 0,
-    show_logged: bool = False,
-    num_samples: int = 5,
-    max_new_tokens: int = 128,
-    encoder: str | PathLike[str] = "embedded",
-    encoder_base_url: str | None = None,
-    bertscore_model: str | PathLike[str] | None = None,
+    answer_args: str | Mapping[str, object] = {},
     judges: str | Sequence[object] = "all",
-    judge_max_tokens: int | Literal["auto"] = "auto",
     judge: bool = True,
     devices: int = 1,
-    device_memory: float | Literal["auto"] = "auto",
-    device_tflops: float | Literal["auto"] = "auto",
-    device_bandwidth: float | Literal["auto"] = "auto",
-    disk_bandwidth: float = 2.0,
-    price: float | None = None,
+    machine_args: str | Mapping[str, object] = {},
     experiment: str = "auto",
 ) -> CostPlan:
     """Return what every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run.
@@ -1119,19 +951,18 @@ def plan(
     model
         baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
         a given checkpoint was made from, where this is left out [demo]
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     tokenizer
@@ -1140,10 +971,10 @@ def plan(
         compression method (mlflow-compress methods lists them) [awq]
     bits
         bits per weight of the compressed linear layers [4]
-    calibration_samples
-        calibration samples; 'auto' takes the method's default [auto]
-    calibration_length
-        tokens per calibration sample [256]
+    calibration_args
+        how much text calibrates: name=value,name=value
+        - samples: calibration samples; 'auto' takes the method's default [auto]
+        - length: tokens per calibration sample [256]
     variants
         variants of this baseline [1]
     tasks
@@ -1152,30 +983,29 @@ def plan(
         few-shot examples in lettered multiple choice [5]
     num_shuffles
         answer shuffles for the order-robustness metric; 0 turns it off [2]
-    shuffle_fewshot
-        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
-    all_orders
-        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    task_args
+        further settings of tasks: name=value,name=value
+        - shuffle_fewshot: shuffle the answers of the few-shot examples too (off: they stay, as in the published
+          metric) [false]
+        - all_orders: items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it
+          off [0]
+        - apply_chat_template: show lettered tasks and those of lm-evaluation-harness in the model's chat template
+          [false]
+        - fewshot_as_multiturn: few-shot examples of lm-evaluation-harness's tasks are turns of their own there
+          (off: one turn) [true]
+        - enable_thinking: tasks of thinking: what the chat template reads as enable_thinking; false asks for the
+          answer at once [true]
+        - thinking_samples: tasks of thinking: answers per question that each model draws, at the baseline's own
+          temperature [8]
+        - thinking_max_new_tokens: tasks of thinking: longest answer in tokens, thought included; 'auto' is 256
+          for the embedded problems, 8192 for your own [auto]
+        - noise_items: items per task, and windows per corpus, scored twice: by the baseline, and by a served
+          variant; 0 takes all [200]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
     limit
         items per category and task after a seeded shuffle; 0 takes all [0]
-    apply_chat_template
-        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
-    fewshot_as_multiturn
-        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    enable_thinking
-        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
-        [true]
-    thinking_samples
-        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
-    thinking_max_new_tokens
-        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for your own [auto]
-    noise_items
-        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
-        all [200]
     dtype
         dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
         (auto | float32 | bfloat16 | float16) [auto]
@@ -1187,42 +1017,35 @@ def plan(
     instructions
         mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
         mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
-    instruction_limit
-        instructions per category after a seeded shuffle; 0 takes all [0]
-    show_logged
-        show answers to logged conversations, and their questions, in reports and pages [false]
-    num_samples
-        sampled answers per instruction for ConSCompF [5]
-    max_new_tokens
-        tokens per sampled answer [128]
-    encoder
-        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
-        [embedded]
-    encoder_base_url
-        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
-    bertscore_model
-        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    answer_args
+        further settings of the answers that are compared: name=value,name=value
+        - instruction_limit: instructions per category after a seeded shuffle; 0 takes all [0]
+        - show_logged: show answers to logged conversations, and their questions, in reports and pages [false]
+        - num_samples: sampled answers per instruction for ConSCompF [5]
+        - max_new_tokens: tokens per sampled answer [128]
+        - encoder: sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a
+          model there [embedded]
+        - encoder_base_url: OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on
+          this machine [none]
+        - bertscore_model: model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no
+          BERTScore [none]
+        - judge_max_tokens: tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is
+          1024, or a quarter of a shorter context [auto]
     judges
         judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
-    judge_max_tokens
-        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
-        a shorter context [auto]
     judge
         run the judge stage [true]
     devices
         GPUs, or machines without one [1]
-    device_memory
-        GiB of one device; auto: 80, and with device=cpu the memory of this machine [auto]
-    device_tflops
-        10^12 operations a second that one device sustains in the dtype; auto: 400, as an H100 in bfloat16, and
-        with device=cpu what this machine is measured to do in float32 [auto]
-    device_bandwidth
-        TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with device=cpu what this
-        machine is measured to do [auto]
-    disk_bandwidth
-        GB a second of the storage, for all devices together [2.0]
-    price
-        dollars of one device for an hour; none: no dollars [none]
+    machine_args
+        what the work would run on: name=value,name=value
+        - device_memory: GiB of one device; auto: 80, and with device=cpu the memory of this machine [auto]
+        - device_tflops: 10^12 operations a second that one device sustains in the dtype; auto: 400, as an H100 in
+          bfloat16, and with device=cpu what this machine is measured to do in float32 [auto]
+        - device_bandwidth: TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with
+          device=cpu what this machine is measured to do [auto]
+        - disk_bandwidth: GB a second of the storage, for all devices together [2.0]
+        - price: dollars of one device for an hour; none: no dollars [none]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
@@ -1374,19 +1197,16 @@ def run(
     *,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     method: str = "awq",
     bits: int | str = "auto",
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     method_args: str | Mapping[str, object] = {},
     checkpoint: str | PathLike[str] | ModelInMemory | None = None,
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
@@ -1394,66 +1214,23 @@ def run(
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
     items: str = "all",
-    trace_instructions: str | PathLike[str] = "auto",
-    trace_prompts: int = 100,
-    trace_samples: int = 1,
-    trace_max_new_tokens: int | Literal["auto"] = "auto",
-    trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     engine: str = "local",
-    workers: int | Literal["auto"] = "auto",
-    cpus_per_worker: int = 1,
-    ray_address: str | None = None,
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     vllm_args: str | Mapping[str, object] = {},
-    served_model: str | None = None,
-    baseline_served_model: str | None = None,
-    tokenizer: str | PathLike[str] | None = None,
-    endpoint_chat: Literal["auto", "true", "false"] = "auto",
-    endpoint_concurrency: int = 16,
-    endpoint_timeout: float = 120.0,
-    endpoint_max_retries: int = 5,
+    endpoint_args: str | Mapping[str, object] = {},
     instructions: str | PathLike[str] = "auto",
-    instruction_limit: int = 0,
-    show_logged: bool = False,
-    num_samples: int = 5,
-    max_new_tokens: int = 128,
-    encoder: str | PathLike[str] = "embedded",
-    encoder_base_url: str | None = None,
-    bertscore_model: str | PathLike[str] | None = None,
+    answer_args: str | Mapping[str, object] = {},
     judges: str | Sequence[object] = "all",
-    judge_max_tokens: int | Literal["auto"] = "auto",
     judge_model: str | Sequence[object] = "gpt-4",
-    judge_base_url: str = "auto",
-    judge_repeats: int = 1,
-    judge_attempts: int = 3,
-    judge_max_unscored: float = 0.05,
-    judge_concurrency: int = 16,
-    judge_timeout: float = 120.0,
-    judge_max_retries: int = 5,
-    judge_requests_per_minute: int = 0,
-    judge_tokens_per_minute: int = 0,
-    judge_prices: str | PathLike[str] | None = None,
-    judge_max_cost: float = 0.0,
-    judge_traces: bool = True,
-    judge_prompts: str | PathLike[str] | None = None,
-    speed_prompt_tokens: int | Literal["auto"] = "auto",
-    speed_new_tokens: int | Literal["auto"] = "auto",
-    speed_repeats: int = 5,
-    speed_threads: int | Literal["auto"] = "auto",
+    judge_args: str | Mapping[str, object] = {},
+    speed_args: str | Mapping[str, object] = {},
     judge: bool = True,
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
@@ -1471,19 +1248,18 @@ def run(
     model
         baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
         a given checkpoint was made from, where this is left out [demo]
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     method
@@ -1494,10 +1270,10 @@ def run(
         weights that share one scale; 'auto' takes the method's default [auto]
     calibration
         wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
-    calibration_samples
-        calibration samples; 'auto' takes the method's default [auto]
-    calibration_length
-        tokens per calibration sample [256]
+    calibration_args
+        how much text calibrates: name=value,name=value
+        - samples: calibration samples; 'auto' takes the method's default [auto]
+        - length: tokens per calibration sample [256]
     method_args
         the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
     checkpoint
@@ -1515,46 +1291,41 @@ def run(
         few-shot examples in lettered multiple choice [5]
     num_shuffles
         answer shuffles for the order-robustness metric; 0 turns it off [2]
-    shuffle_fewshot
-        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
-    all_orders
-        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    task_args
+        further settings of tasks: name=value,name=value
+        - shuffle_fewshot: shuffle the answers of the few-shot examples too (off: they stay, as in the published
+          metric) [false]
+        - all_orders: items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it
+          off [0]
+        - apply_chat_template: show lettered tasks and those of lm-evaluation-harness in the model's chat template
+          [false]
+        - fewshot_as_multiturn: few-shot examples of lm-evaluation-harness's tasks are turns of their own there
+          (off: one turn) [true]
+        - enable_thinking: tasks of thinking: what the chat template reads as enable_thinking; false asks for the
+          answer at once [true]
+        - thinking_samples: tasks of thinking: answers per question that each model draws, at the baseline's own
+          temperature [8]
+        - thinking_max_new_tokens: tasks of thinking: longest answer in tokens, thought included; 'auto' is 256
+          for the embedded problems, 8192 for your own [auto]
+        - noise_items: items per task, and windows per corpus, scored twice: by the baseline, and by a served
+          variant; 0 takes all [200]
+        - trace_instructions: tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a
+          JSONL file; 'auto' is the demo's, for the demo. The baseline writes prompts x samples x tokens once,
+          before it is evaluated [auto]
+        - trace_prompts: tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+        - trace_samples: tasks=traces: sampled answers per prompt [1]
+        - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
+          context [auto]
+        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
     limit
         items per category and task after a seeded shuffle; 0 takes all [0]
-    apply_chat_template
-        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
-    fewshot_as_multiturn
-        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    enable_thinking
-        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
-        [true]
-    thinking_samples
-        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
-    thinking_max_new_tokens
-        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for your own [auto]
-    noise_items
-        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
-        all [200]
     items
         items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip:
         a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto' until the default
         policy is decided, 'auto:FILE' another policy [all]
-    trace_instructions
-        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
-        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
-        [auto]
-    trace_prompts
-        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
-    trace_samples
-        tasks=traces: sampled answers per prompt [1]
-    trace_max_new_tokens
-        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
-    trace_temperature
-        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
         dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
         (auto | float32 | bfloat16 | float16) [auto]
@@ -1566,94 +1337,75 @@ def run(
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
-    workers
-        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
-        [auto]
-    cpus_per_worker
-        cores of a worker, and on CPUs its threads [1]
-    ray_address
-        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
-        [none]
-    vllm_python
-        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    engine_args
+        further settings of engine=ray and engine=vllm: name=value,name=value
+        - workers: workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as
+          cores allow [auto]
+        - cpus_per_worker: cores of a worker, and on CPUs its threads [1]
+        - ray_address: running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on
+          this machine [none]
+        - vllm_python: engine=vllm and speed: file of the Python that has vLLM; none: that of
+          MLFLOW_COMPRESS_VLLM_PYTHON [none]
     vllm_args
         engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
-    served_model
-        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
-    baseline_served_model
-        with model=endpoint:URL: the baseline's name at that server [none]
-    tokenizer
-        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
-    endpoint_chat
-        send conversations as chat completions; 'auto' does where the server's chat template reads as the
-        baseline's (auto | true | false) [auto]
-    endpoint_concurrency
-        requests to a server of models at the same time [16]
-    endpoint_timeout
-        seconds for one such request [120.0]
-    endpoint_max_retries
-        retries of such a request that failed for a reason that may pass [5]
+    endpoint_args
+        how served models are asked: name=value,name=value
+        - served_model: with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+        - baseline_served_model: with model=endpoint:URL: the baseline's name at that server [none]
+        - tokenizer: tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+        - chat: send conversations as chat completions; 'auto' does where the server's chat template reads as the
+          baseline's (auto | true | false) [auto]
+        - concurrency: requests to a server of models at the same time [16]
+        - timeout: seconds for one such request [120.0]
+        - max_retries: retries of such a request that failed for a reason that may pass [5]
     instructions
         mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
         mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
-    instruction_limit
-        instructions per category after a seeded shuffle; 0 takes all [0]
-    show_logged
-        show answers to logged conversations, and their questions, in reports and pages [false]
-    num_samples
-        sampled answers per instruction for ConSCompF [5]
-    max_new_tokens
-        tokens per sampled answer [128]
-    encoder
-        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
-        [embedded]
-    encoder_base_url
-        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
-    bertscore_model
-        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    answer_args
+        further settings of the answers that are compared: name=value,name=value
+        - instruction_limit: instructions per category after a seeded shuffle; 0 takes all [0]
+        - show_logged: show answers to logged conversations, and their questions, in reports and pages [false]
+        - num_samples: sampled answers per instruction for ConSCompF [5]
+        - max_new_tokens: tokens per sampled answer [128]
+        - encoder: sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a
+          model there [embedded]
+        - encoder_base_url: OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on
+          this machine [none]
+        - bertscore_model: model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no
+          BERTScore [none]
+        - judge_max_tokens: tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is
+          1024, or a quarter of a shorter context [auto]
     judges
         judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
-    judge_max_tokens
-        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
-        a shorter context [auto]
     judge_model
         models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one [gpt-4]
-    judge_base_url
-        OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
-    judge_repeats
-        gradings per answer; from 2 on the judge's own noise is measured [1]
-    judge_attempts
-        replies per judgment until one can be read; replies are kept, so a larger number goes on from there [3]
-    judge_max_unscored
-        largest share of judgments without a rating; above it the stage fails at its end, with all kept [0.05]
-    judge_concurrency
-        calls to the judge at the same time [16]
-    judge_timeout
-        seconds for one call to the judge [120.0]
-    judge_max_retries
-        retries of a call that failed for a reason that may pass [5]
-    judge_requests_per_minute
-        calls to the judge in a minute; 0 is no limit [0]
-    judge_tokens_per_minute
-        tokens of prompts and longest replies in a minute; 0 is no limit [0]
-    judge_prices
-        YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
-    judge_max_cost
-        most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit [0.0]
-    judge_traces
-        show each judged answer in MLflow as a trace, with an assessment per judgment [true]
-    judge_prompts
-        FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
-    speed_prompt_tokens
-        tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
-    speed_new_tokens
-        tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
-    speed_repeats
-        rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many
-        follow while the interval of a ratio is wider than 10 % [5]
-    speed_threads
-        threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
-        [auto]
+    judge_args
+        how judges are asked, and what that may cost: name=value,name=value
+        - base_url: OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
+        - repeats: gradings per answer; from 2 on the judge's own noise is measured [1]
+        - attempts: replies per judgment until one can be read; replies are kept, so a larger number goes on from
+          there [3]
+        - max_unscored: largest share of judgments without a rating; above it the stage fails at its end, with all
+          kept [0.05]
+        - concurrency: calls to the judge at the same time [16]
+        - timeout: seconds for one call to the judge [120.0]
+        - max_retries: retries of a call that failed for a reason that may pass [5]
+        - requests_per_minute: calls to the judge in a minute; 0 is no limit [0]
+        - tokens_per_minute: tokens of prompts and longest replies in a minute; 0 is no limit [0]
+        - prices: YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
+        - max_cost: most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no
+          limit [0.0]
+        - traces: show each judged answer in MLflow as a trace, with an assessment per judgment [true]
+        - prompts: FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
+    speed_args
+        what is generated to measure speed: name=value,name=value
+        - prompt_tokens: tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
+        - new_tokens: tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context
+          [auto]
+        - repeats: rounds that count, after one to warm up; baseline and variant take turns in each. Up to four
+          times as many follow while the interval of a ratio is wider than 10 % [5]
+        - threads: threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this
+          process may use [auto]
     judge
         run the judge stage [true]
     speed
@@ -1672,59 +1424,36 @@ def search(
     *,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     formats: str | Sequence[object] = "gptq:3,gptq:4,gptq:8",
     cache_formats: str | Sequence[object] | None = None,
-    cache_tokens: int | Literal["auto"] = "auto",
+    search_args: str | Mapping[str, object] = {},
     bits_per_weight: str | Sequence[object] | int | float | None = None,
     max_bytes: str | Sequence[object] | int | float | None = None,
     max_kl: str | Sequence[object] | int | float | None = None,
     repair: None = None,
     policy: PolicyLike | None = None,
-    search_text: str | PathLike[str] | None = None,
-    search_windows: int = 64,
-    search_rounds: int = 2,
-    estimate: Literal["none", "fisher"] = "none",
-    measured_swaps: int = 0,
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
     output_dir: str | PathLike[str] = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
-    trace_instructions: str | PathLike[str] = "auto",
-    trace_prompts: int = 100,
-    trace_samples: int = 1,
-    trace_max_new_tokens: int | Literal["auto"] = "auto",
-    trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     engine: str = "local",
-    workers: int | Literal["auto"] = "auto",
-    cpus_per_worker: int = 1,
-    ray_address: str | None = None,
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     vllm_args: str | Mapping[str, object] = {},
     log_weights: Literal["auto", "true", "false"] = "auto",
     experiment: str = "auto",
@@ -1745,19 +1474,18 @@ def search(
     model
         baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
         a given checkpoint was made from, where this is left out [demo]
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     formats
@@ -1766,8 +1494,17 @@ def search(
     cache_formats
         formats of each layer's cache of keys and values, comma-separated: BITS, or KEYS:VALUES, of 8, 4, 3, 2 and
         fp8; 16 is a cache that stays as it is [none]
-    cache_tokens
-        tokens in the cache whose bytes count with the weights'; 'auto': the model's context [auto]
+    search_args
+        how candidates are measured: name=value,name=value
+        - cache_tokens: tokens in the cache whose bytes count with the weights'; 'auto': the model's context
+          [auto]
+        - text: text that the costs are measured on: as 'calibration'; none: the calibration text, behind the part
+          that calibrates [none]
+        - windows: windows of calibration_length tokens of that text [64]
+        - rounds: with max_kl or repair: how many more checkpoints are tried, until one keeps to the limit [2]
+        - estimate: estimate costs first, and measure only what is chosen: 'fisher', by gradients and output
+          errors (none | fisher) [none]
+        - measured_swaps: with estimate: most swaps that are measured; 0: as many as are chosen [0]
     bits_per_weight
         most stored bits per weight of the linear layers; several, comma-separated, give a front [none]
     max_bytes
@@ -1779,26 +1516,14 @@ def search(
         it passes [none]
     policy
         YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
-    search_text
-        text that the costs are measured on: as 'calibration'; none: the calibration text, behind the part that
-        calibrates [none]
-    search_windows
-        windows of calibration_length tokens of that text [64]
-    search_rounds
-        with max_kl or repair: how many more checkpoints are tried, until one keeps to the limit [2]
-    estimate
-        estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors (none |
-        fisher) [none]
-    measured_swaps
-        with estimate: most swaps that are measured; 0: as many as are chosen [0]
     group_size
         weights that share one scale; 'auto' takes the method's default [auto]
     calibration
         wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
-    calibration_samples
-        calibration samples; 'auto' takes the method's default [auto]
-    calibration_length
-        tokens per calibration sample [256]
+    calibration_args
+        how much text calibrates: name=value,name=value
+        - samples: calibration samples; 'auto' takes the method's default [auto]
+        - length: tokens per calibration sample [256]
     method_args
         the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4) [none]
     target
@@ -1813,42 +1538,37 @@ def search(
         few-shot examples in lettered multiple choice [5]
     num_shuffles
         answer shuffles for the order-robustness metric; 0 turns it off [2]
-    shuffle_fewshot
-        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
-    all_orders
-        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    task_args
+        further settings of tasks: name=value,name=value
+        - shuffle_fewshot: shuffle the answers of the few-shot examples too (off: they stay, as in the published
+          metric) [false]
+        - all_orders: items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it
+          off [0]
+        - apply_chat_template: show lettered tasks and those of lm-evaluation-harness in the model's chat template
+          [false]
+        - fewshot_as_multiturn: few-shot examples of lm-evaluation-harness's tasks are turns of their own there
+          (off: one turn) [true]
+        - enable_thinking: tasks of thinking: what the chat template reads as enable_thinking; false asks for the
+          answer at once [true]
+        - thinking_samples: tasks of thinking: answers per question that each model draws, at the baseline's own
+          temperature [8]
+        - thinking_max_new_tokens: tasks of thinking: longest answer in tokens, thought included; 'auto' is 256
+          for the embedded problems, 8192 for your own [auto]
+        - noise_items: items per task, and windows per corpus, scored twice: by the baseline, and by a served
+          variant; 0 takes all [200]
+        - trace_instructions: tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a
+          JSONL file; 'auto' is the demo's, for the demo. The baseline writes prompts x samples x tokens once,
+          before it is evaluated [auto]
+        - trace_prompts: tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+        - trace_samples: tasks=traces: sampled answers per prompt [1]
+        - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
+          context [auto]
+        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
     limit
         items per category and task after a seeded shuffle; 0 takes all [0]
-    apply_chat_template
-        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
-    fewshot_as_multiturn
-        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    enable_thinking
-        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
-        [true]
-    thinking_samples
-        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
-    thinking_max_new_tokens
-        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for your own [auto]
-    noise_items
-        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
-        all [200]
-    trace_instructions
-        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
-        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
-        [auto]
-    trace_prompts
-        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
-    trace_samples
-        tasks=traces: sampled answers per prompt [1]
-    trace_max_new_tokens
-        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
-    trace_temperature
-        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
         dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
         (auto | float32 | bfloat16 | float16) [auto]
@@ -1860,16 +1580,15 @@ def search(
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
-    workers
-        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
-        [auto]
-    cpus_per_worker
-        cores of a worker, and on CPUs its threads [1]
-    ray_address
-        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
-        [none]
-    vllm_python
-        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    engine_args
+        further settings of engine=ray and engine=vllm: name=value,name=value
+        - workers: workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as
+          cores allow [auto]
+        - cpus_per_worker: cores of a worker, and on CPUs its threads [1]
+        - ray_address: running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on
+          this machine [none]
+        - vllm_python: engine=vllm and speed: file of the Python that has vLLM; none: that of
+          MLFLOW_COMPRESS_VLLM_PYTHON [none]
     vllm_args
         engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
     log_weights
@@ -1884,59 +1603,36 @@ def search(
     *,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     formats: str | Sequence[object] = "gptq:3,gptq:4,gptq:8",
     cache_formats: str | Sequence[object] | None = None,
-    cache_tokens: int | Literal["auto"] = "auto",
+    search_args: str | Mapping[str, object] = {},
     bits_per_weight: str | Sequence[object] | int | float | None = None,
     max_bytes: str | Sequence[object] | int | float | None = None,
     max_kl: str | Sequence[object] | int | float | None = None,
     repair: str,
     policy: PolicyLike | None = None,
-    search_text: str | PathLike[str] | None = None,
-    search_windows: int = 64,
-    search_rounds: int = 2,
-    estimate: Literal["none", "fisher"] = "none",
-    measured_swaps: int = 0,
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
     output_dir: str | PathLike[str] = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
-    trace_instructions: str | PathLike[str] = "auto",
-    trace_prompts: int = 100,
-    trace_samples: int = 1,
-    trace_max_new_tokens: int | Literal["auto"] = "auto",
-    trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     engine: str = "local",
-    workers: int | Literal["auto"] = "auto",
-    cpus_per_worker: int = 1,
-    ray_address: str | None = None,
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     vllm_args: str | Mapping[str, object] = {},
     log_weights: Literal["auto", "true", "false"] = "auto",
     experiment: str = "auto",
@@ -1947,59 +1643,36 @@ def search(
     *,
     progress: Say | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     formats: str | Sequence[object] = "gptq:3,gptq:4,gptq:8",
     cache_formats: str | Sequence[object] | None = None,
-    cache_tokens: int | Literal["auto"] = "auto",
+    search_args: str | Mapping[str, object] = {},
     bits_per_weight: str | Sequence[object] | int | float | None = None,
     max_bytes: str | Sequence[object] | int | float | None = None,
     max_kl: str | Sequence[object] | int | float | None = None,
     repair: str | None,
     policy: PolicyLike | None = None,
-    search_text: str | PathLike[str] | None = None,
-    search_windows: int = 64,
-    search_rounds: int = 2,
-    estimate: Literal["none", "fisher"] = "none",
-    measured_swaps: int = 0,
     group_size: str | int | float = "auto",
     calibration: str | PathLike[str] = "auto",
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
     output_dir: str | PathLike[str] = "auto",
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
-    trace_instructions: str | PathLike[str] = "auto",
-    trace_prompts: int = 100,
-    trace_samples: int = 1,
-    trace_max_new_tokens: int | Literal["auto"] = "auto",
-    trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     engine: str = "local",
-    workers: int | Literal["auto"] = "auto",
-    cpus_per_worker: int = 1,
-    ray_address: str | None = None,
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     vllm_args: str | Mapping[str, object] = {},
     log_weights: Literal["auto", "true", "false"] = "auto",
     experiment: str = "auto",
@@ -2048,25 +1721,14 @@ def speed(
     *,
     store: StoreLike = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
-    speed_prompt_tokens: int | Literal["auto"] = "auto",
-    speed_new_tokens: int | Literal["auto"] = "auto",
-    speed_repeats: int = 5,
-    speed_threads: int | Literal["auto"] = "auto",
-    vllm_python: str | PathLike[str] | None = None,
-    served_model: str | None = None,
-    baseline_served_model: str | None = None,
-    tokenizer: str | PathLike[str] | None = None,
-    endpoint_chat: Literal["auto", "true", "false"] = "auto",
-    endpoint_concurrency: int = 16,
-    endpoint_timeout: float = 120.0,
-    endpoint_max_retries: int = 5,
+    speed_args: str | Mapping[str, object] = {},
+    engine_args: str | Mapping[str, object] = {},
+    endpoint_args: str | Mapping[str, object] = {},
     experiment: str = "auto",
 ) -> SpeedMeasurement:
     """Return how fast a checkpoint is beside its baseline, in the runtime that computes with its format.
@@ -2084,48 +1746,43 @@ def speed(
     model
         baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
         a given checkpoint was made from, where this is left out [demo]
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
-    speed_prompt_tokens
-        tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
-    speed_new_tokens
-        tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
-    speed_repeats
-        rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many
-        follow while the interval of a ratio is wider than 10 % [5]
-    speed_threads
-        threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
-        [auto]
-    vllm_python
-        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
-    served_model
-        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
-    baseline_served_model
-        with model=endpoint:URL: the baseline's name at that server [none]
-    tokenizer
-        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
-    endpoint_chat
-        send conversations as chat completions; 'auto' does where the server's chat template reads as the
-        baseline's (auto | true | false) [auto]
-    endpoint_concurrency
-        requests to a server of models at the same time [16]
-    endpoint_timeout
-        seconds for one such request [120.0]
-    endpoint_max_retries
-        retries of such a request that failed for a reason that may pass [5]
+    speed_args
+        what is generated to measure speed: name=value,name=value
+        - prompt_tokens: tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
+        - new_tokens: tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context
+          [auto]
+        - repeats: rounds that count, after one to warm up; baseline and variant take turns in each. Up to four
+          times as many follow while the interval of a ratio is wider than 10 % [5]
+        - threads: threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this
+          process may use [auto]
+    engine_args
+        further settings of engine=ray and engine=vllm: name=value,name=value
+        - vllm_python: engine=vllm and speed: file of the Python that has vLLM; none: that of
+          MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    endpoint_args
+        how served models are asked: name=value,name=value
+        - served_model: with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+        - baseline_served_model: with model=endpoint:URL: the baseline's name at that server [none]
+        - tokenizer: tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+        - chat: send conversations as chat completions; 'auto' does where the server's chat template reads as the
+          baseline's (auto | true | false) [auto]
+        - concurrency: requests to a server of models at the same time [16]
+        - timeout: seconds for one such request [120.0]
+        - max_retries: retries of such a request that failed for a reason that may pass [5]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
@@ -2135,20 +1792,17 @@ def sweep(
     *,
     progress: Callable[[SweepProgress], None] | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     methods: str | Sequence[object] = "rtn,gptq,awq",
     bits: int | str | Sequence[object] = "auto",
     group_size: str | Sequence[object] | int | float = "auto",
     grid: str | PathLike[str] | None = None,
     calibration: str | PathLike[str] = "auto",
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     replicates: int = 1,
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
@@ -2156,66 +1810,23 @@ def sweep(
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
     items: str = "all",
-    trace_instructions: str | PathLike[str] = "auto",
-    trace_prompts: int = 100,
-    trace_samples: int = 1,
-    trace_max_new_tokens: int | Literal["auto"] = "auto",
-    trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     engine: str = "local",
-    workers: int | Literal["auto"] = "auto",
-    cpus_per_worker: int = 1,
-    ray_address: str | None = None,
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     vllm_args: str | Mapping[str, object] = {},
-    served_model: str | None = None,
-    baseline_served_model: str | None = None,
-    tokenizer: str | PathLike[str] | None = None,
-    endpoint_chat: Literal["auto", "true", "false"] = "auto",
-    endpoint_concurrency: int = 16,
-    endpoint_timeout: float = 120.0,
-    endpoint_max_retries: int = 5,
+    endpoint_args: str | Mapping[str, object] = {},
     instructions: str | PathLike[str] = "auto",
-    instruction_limit: int = 0,
-    show_logged: bool = False,
-    num_samples: int = 5,
-    max_new_tokens: int = 128,
-    encoder: str | PathLike[str] = "embedded",
-    encoder_base_url: str | None = None,
-    bertscore_model: str | PathLike[str] | None = None,
+    answer_args: str | Mapping[str, object] = {},
     judges: str | Sequence[object] = "all",
-    judge_max_tokens: int | Literal["auto"] = "auto",
     judge_model: str | Sequence[object] = "gpt-4",
-    judge_base_url: str = "auto",
-    judge_repeats: int = 1,
-    judge_attempts: int = 3,
-    judge_max_unscored: float = 0.05,
-    judge_concurrency: int = 16,
-    judge_timeout: float = 120.0,
-    judge_max_retries: int = 5,
-    judge_requests_per_minute: int = 0,
-    judge_tokens_per_minute: int = 0,
-    judge_prices: str | PathLike[str] | None = None,
-    judge_max_cost: float = 0.0,
-    judge_traces: bool = True,
-    judge_prompts: str | PathLike[str] | None = None,
-    speed_prompt_tokens: int | Literal["auto"] = "auto",
-    speed_new_tokens: int | Literal["auto"] = "auto",
-    speed_repeats: int = 5,
-    speed_threads: int | Literal["auto"] = "auto",
+    judge_args: str | Mapping[str, object] = {},
+    speed_args: str | Mapping[str, object] = {},
     judge: bool = True,
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
@@ -2237,19 +1848,18 @@ def sweep(
     model
         baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what
         a given checkpoint was made from, where this is left out [demo]
-    other_baseline
-        compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+    model_args
+        further settings of the baseline: name=value,name=value
+        - other_baseline: compare a checkpoint with a baseline that it was not made from (off: refused) [false]
+        - offload_dir: device=balanced: folder for weights on the disk; none: that of temporary files [none]
+        - trust_remote_code: run code that a checkpoint brings along (off: such models are refused) [false]
     device
         where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk (auto | cpu | cuda
         | balanced) [auto]
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
-    offload_dir
-        device=balanced: folder for weights on the disk; none: that of temporary files [none]
     seed
         seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
-    trust_remote_code
-        run code that a checkpoint brings along (off: such models are refused) [false]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     methods
@@ -2263,10 +1873,10 @@ def sweep(
         YAML file with a list of combinations, of axes per method, or of served models; in place of methods [none]
     calibration
         wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo [auto]
-    calibration_samples
-        calibration samples; 'auto' takes the method's default [auto]
-    calibration_length
-        tokens per calibration sample [256]
+    calibration_args
+        how much text calibrates: name=value,name=value
+        - samples: calibration samples; 'auto' takes the method's default [auto]
+        - length: tokens per calibration sample [256]
     replicates
         makes of each variant, each with other calibration samples, which shows how much is luck; further makes
         are evaluated alone, and methods that read no calibration text are made once [1]
@@ -2284,46 +1894,41 @@ def sweep(
         few-shot examples in lettered multiple choice [5]
     num_shuffles
         answer shuffles for the order-robustness metric; 0 turns it off [2]
-    shuffle_fewshot
-        shuffle the answers of the few-shot examples too (off: they stay, as in the published metric) [false]
-    all_orders
-        items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off [0]
+    task_args
+        further settings of tasks: name=value,name=value
+        - shuffle_fewshot: shuffle the answers of the few-shot examples too (off: they stay, as in the published
+          metric) [false]
+        - all_orders: items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it
+          off [0]
+        - apply_chat_template: show lettered tasks and those of lm-evaluation-harness in the model's chat template
+          [false]
+        - fewshot_as_multiturn: few-shot examples of lm-evaluation-harness's tasks are turns of their own there
+          (off: one turn) [true]
+        - enable_thinking: tasks of thinking: what the chat template reads as enable_thinking; false asks for the
+          answer at once [true]
+        - thinking_samples: tasks of thinking: answers per question that each model draws, at the baseline's own
+          temperature [8]
+        - thinking_max_new_tokens: tasks of thinking: longest answer in tokens, thought included; 'auto' is 256
+          for the embedded problems, 8192 for your own [auto]
+        - noise_items: items per task, and windows per corpus, scored twice: by the baseline, and by a served
+          variant; 0 takes all [200]
+        - trace_instructions: tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a
+          JSONL file; 'auto' is the demo's, for the demo. The baseline writes prompts x samples x tokens once,
+          before it is evaluated [auto]
+        - trace_prompts: tasks=traces: prompts, drawn with the seed; 0 takes all [100]
+        - trace_samples: tasks=traces: sampled answers per prompt [1]
+        - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
+          context [auto]
+        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
     limit
         items per category and task after a seeded shuffle; 0 takes all [0]
-    apply_chat_template
-        show lettered tasks and those of lm-evaluation-harness in the model's chat template [false]
-    fewshot_as_multiturn
-        few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn) [true]
-    enable_thinking
-        tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once
-        [true]
-    thinking_samples
-        tasks of thinking: answers per question that each model draws, at the baseline's own temperature [8]
-    thinking_max_new_tokens
-        tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems,
-        8192 for your own [auto]
-    noise_items
-        items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes
-        all [200]
     items
         items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip:
         a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto' until the default
         policy is decided, 'auto:FILE' another policy [all]
-    trace_instructions
-        tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is
-        the demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated
-        [auto]
-    trace_prompts
-        tasks=traces: prompts, drawn with the seed; 0 takes all [100]
-    trace_samples
-        tasks=traces: sampled answers per prompt [1]
-    trace_max_new_tokens
-        tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context [auto]
-    trace_temperature
-        tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
     dtype
         dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs
         (auto | float32 | bfloat16 | float16) [auto]
@@ -2335,94 +1940,75 @@ def sweep(
     engine
         what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster,
         'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds [local]
-    workers
-        workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow
-        [auto]
-    cpus_per_worker
-        cores of a worker, and on CPUs its threads [1]
-    ray_address
-        running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine
-        [none]
-    vllm_python
-        engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON [none]
+    engine_args
+        further settings of engine=ray and engine=vllm: name=value,name=value
+        - workers: workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as
+          cores allow [auto]
+        - cpus_per_worker: cores of a worker, and on CPUs its threads [1]
+        - ray_address: running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on
+          this machine [none]
+        - vllm_python: engine=vllm and speed: file of the Python that has vLLM; none: that of
+          MLFLOW_COMPRESS_VLLM_PYTHON [none]
     vllm_args
         engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32 [none]
-    served_model
-        with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
-    baseline_served_model
-        with model=endpoint:URL: the baseline's name at that server [none]
-    tokenizer
-        tokenizer of served models: a folder or a hub id; none: the baseline's [none]
-    endpoint_chat
-        send conversations as chat completions; 'auto' does where the server's chat template reads as the
-        baseline's (auto | true | false) [auto]
-    endpoint_concurrency
-        requests to a server of models at the same time [16]
-    endpoint_timeout
-        seconds for one such request [120.0]
-    endpoint_max_retries
-        retries of such a request that failed for a reason that may pass [5]
+    endpoint_args
+        how served models are asked: name=value,name=value
+        - served_model: with checkpoint=endpoint:http://host:port/v1: the model's name at that server [none]
+        - baseline_served_model: with model=endpoint:URL: the baseline's name at that server [none]
+        - tokenizer: tokenizer of served models: a folder or a hub id; none: the baseline's [none]
+        - chat: send conversations as chat completions; 'auto' does where the server's chat template reads as the
+          baseline's (auto | true | false) [auto]
+        - concurrency: requests to a server of models at the same time [16]
+        - timeout: seconds for one such request [120.0]
+        - max_retries: retries of such a request that failed for a reason that may pass [5]
     instructions
         mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
         mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
-    instruction_limit
-        instructions per category after a seeded shuffle; 0 takes all [0]
-    show_logged
-        show answers to logged conversations, and their questions, in reports and pages [false]
-    num_samples
-        sampled answers per instruction for ConSCompF [5]
-    max_new_tokens
-        tokens per sampled answer [128]
-    encoder
-        sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there
-        [embedded]
-    encoder_base_url
-        OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine [none]
-    bertscore_model
-        model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore [none]
+    answer_args
+        further settings of the answers that are compared: name=value,name=value
+        - instruction_limit: instructions per category after a seeded shuffle; 0 takes all [0]
+        - show_logged: show answers to logged conversations, and their questions, in reports and pages [false]
+        - num_samples: sampled answers per instruction for ConSCompF [5]
+        - max_new_tokens: tokens per sampled answer [128]
+        - encoder: sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a
+          model there [embedded]
+        - encoder_base_url: OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on
+          this machine [none]
+        - bertscore_model: model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no
+          BERTScore [none]
+        - judge_max_tokens: tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is
+          1024, or a quarter of a shorter context [auto]
     judges
         judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
-    judge_max_tokens
-        tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of
-        a shorter context [auto]
     judge_model
         models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one [gpt-4]
-    judge_base_url
-        OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
-    judge_repeats
-        gradings per answer; from 2 on the judge's own noise is measured [1]
-    judge_attempts
-        replies per judgment until one can be read; replies are kept, so a larger number goes on from there [3]
-    judge_max_unscored
-        largest share of judgments without a rating; above it the stage fails at its end, with all kept [0.05]
-    judge_concurrency
-        calls to the judge at the same time [16]
-    judge_timeout
-        seconds for one call to the judge [120.0]
-    judge_max_retries
-        retries of a call that failed for a reason that may pass [5]
-    judge_requests_per_minute
-        calls to the judge in a minute; 0 is no limit [0]
-    judge_tokens_per_minute
-        tokens of prompts and longest replies in a minute; 0 is no limit [0]
-    judge_prices
-        YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
-    judge_max_cost
-        most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit [0.0]
-    judge_traces
-        show each judged answer in MLflow as a trace, with an assessment per judgment [true]
-    judge_prompts
-        FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
-    speed_prompt_tokens
-        tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
-    speed_new_tokens
-        tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context [auto]
-    speed_repeats
-        rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many
-        follow while the interval of a ratio is wider than 10 % [5]
-    speed_threads
-        threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use
-        [auto]
+    judge_args
+        how judges are asked, and what that may cost: name=value,name=value
+        - base_url: OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
+        - repeats: gradings per answer; from 2 on the judge's own noise is measured [1]
+        - attempts: replies per judgment until one can be read; replies are kept, so a larger number goes on from
+          there [3]
+        - max_unscored: largest share of judgments without a rating; above it the stage fails at its end, with all
+          kept [0.05]
+        - concurrency: calls to the judge at the same time [16]
+        - timeout: seconds for one call to the judge [120.0]
+        - max_retries: retries of a call that failed for a reason that may pass [5]
+        - requests_per_minute: calls to the judge in a minute; 0 is no limit [0]
+        - tokens_per_minute: tokens of prompts and longest replies in a minute; 0 is no limit [0]
+        - prices: YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
+        - max_cost: most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no
+          limit [0.0]
+        - traces: show each judged answer in MLflow as a trace, with an assessment per judgment [true]
+        - prompts: FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts [none]
+    speed_args
+        what is generated to measure speed: name=value,name=value
+        - prompt_tokens: tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
+        - new_tokens: tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context
+          [auto]
+        - repeats: rounds that count, after one to warm up; baseline and variant take turns in each. Up to four
+          times as many follow while the interval of a ratio is wider than 10 % [5]
+        - threads: threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this
+          process may use [auto]
     judge
         run the judge stage [true]
     speed
@@ -2446,20 +2032,17 @@ def sweep(
     *,
     progress: Callable[[SweepProgress], None] | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     methods: str | Sequence[object] = "rtn,gptq,awq",
     bits: int | str | Sequence[object] = "auto",
     group_size: str | Sequence[object] | int | float = "auto",
     grid: str | PathLike[str] | None = None,
     calibration: str | PathLike[str] = "auto",
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     replicates: int = 1,
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
@@ -2467,66 +2050,23 @@ def sweep(
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
     items: str = "all",
-    trace_instructions: str | PathLike[str] = "auto",
-    trace_prompts: int = 100,
-    trace_samples: int = 1,
-    trace_max_new_tokens: int | Literal["auto"] = "auto",
-    trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     engine: str = "local",
-    workers: int | Literal["auto"] = "auto",
-    cpus_per_worker: int = 1,
-    ray_address: str | None = None,
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     vllm_args: str | Mapping[str, object] = {},
-    served_model: str | None = None,
-    baseline_served_model: str | None = None,
-    tokenizer: str | PathLike[str] | None = None,
-    endpoint_chat: Literal["auto", "true", "false"] = "auto",
-    endpoint_concurrency: int = 16,
-    endpoint_timeout: float = 120.0,
-    endpoint_max_retries: int = 5,
+    endpoint_args: str | Mapping[str, object] = {},
     instructions: str | PathLike[str] = "auto",
-    instruction_limit: int = 0,
-    show_logged: bool = False,
-    num_samples: int = 5,
-    max_new_tokens: int = 128,
-    encoder: str | PathLike[str] = "embedded",
-    encoder_base_url: str | None = None,
-    bertscore_model: str | PathLike[str] | None = None,
+    answer_args: str | Mapping[str, object] = {},
     judges: str | Sequence[object] = "all",
-    judge_max_tokens: int | Literal["auto"] = "auto",
     judge_model: str | Sequence[object] = "gpt-4",
-    judge_base_url: str = "auto",
-    judge_repeats: int = 1,
-    judge_attempts: int = 3,
-    judge_max_unscored: float = 0.05,
-    judge_concurrency: int = 16,
-    judge_timeout: float = 120.0,
-    judge_max_retries: int = 5,
-    judge_requests_per_minute: int = 0,
-    judge_tokens_per_minute: int = 0,
-    judge_prices: str | PathLike[str] | None = None,
-    judge_max_cost: float = 0.0,
-    judge_traces: bool = True,
-    judge_prompts: str | PathLike[str] | None = None,
-    speed_prompt_tokens: int | Literal["auto"] = "auto",
-    speed_new_tokens: int | Literal["auto"] = "auto",
-    speed_repeats: int = 5,
-    speed_threads: int | Literal["auto"] = "auto",
+    judge_args: str | Mapping[str, object] = {},
+    speed_args: str | Mapping[str, object] = {},
     judge: bool = True,
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
@@ -2541,20 +2081,17 @@ def sweep(
     *,
     progress: Callable[[SweepProgress], None] | None = None,
     model: str | PathLike[str] | ModelInMemory = "demo",
-    other_baseline: bool = False,
+    model_args: str | Mapping[str, object] = {},
     device: Literal["auto", "cpu", "cuda", "balanced"] = "auto",
     max_memory: str | Mapping[str, object] = {},
-    offload_dir: str | PathLike[str] | None = None,
     seed: int = 42,
-    trust_remote_code: bool = False,
     data_dir: str | PathLike[str] | None = None,
     methods: str | Sequence[object] = "rtn,gptq,awq",
     bits: int | str | Sequence[object] = "auto",
     group_size: str | Sequence[object] | int | float = "auto",
     grid: str | PathLike[str] | None = None,
     calibration: str | PathLike[str] = "auto",
-    calibration_samples: int | Literal["auto"] = "auto",
-    calibration_length: int = 256,
+    calibration_args: str | Mapping[str, object] = {},
     replicates: int = 1,
     method_args: str | Mapping[str, object] = {},
     target: Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"] = "any",
@@ -2562,66 +2099,23 @@ def sweep(
     tasks: str | PathLike[str] | Sequence[object] | TaskRows = "auto",
     num_fewshot: int = 5,
     num_shuffles: int = 2,
-    shuffle_fewshot: bool = False,
-    all_orders: int = 0,
+    task_args: str | Mapping[str, object] = {},
     prompt_style: str | Sequence[object] = "auto",
     limit: int = 0,
-    apply_chat_template: bool = False,
-    fewshot_as_multiturn: bool = True,
-    enable_thinking: bool = True,
-    thinking_samples: int = 8,
-    thinking_max_new_tokens: int | Literal["auto"] = "auto",
-    noise_items: int = 200,
     items: str = "all",
-    trace_instructions: str | PathLike[str] = "auto",
-    trace_prompts: int = 100,
-    trace_samples: int = 1,
-    trace_max_new_tokens: int | Literal["auto"] = "auto",
-    trace_temperature: float = 1.0,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     system_prompt: str | None = None,
     redact: str | PathLike[str] | None = None,
     engine: str = "local",
-    workers: int | Literal["auto"] = "auto",
-    cpus_per_worker: int = 1,
-    ray_address: str | None = None,
-    vllm_python: str | PathLike[str] | None = None,
+    engine_args: str | Mapping[str, object] = {},
     vllm_args: str | Mapping[str, object] = {},
-    served_model: str | None = None,
-    baseline_served_model: str | None = None,
-    tokenizer: str | PathLike[str] | None = None,
-    endpoint_chat: Literal["auto", "true", "false"] = "auto",
-    endpoint_concurrency: int = 16,
-    endpoint_timeout: float = 120.0,
-    endpoint_max_retries: int = 5,
+    endpoint_args: str | Mapping[str, object] = {},
     instructions: str | PathLike[str] = "auto",
-    instruction_limit: int = 0,
-    show_logged: bool = False,
-    num_samples: int = 5,
-    max_new_tokens: int = 128,
-    encoder: str | PathLike[str] = "embedded",
-    encoder_base_url: str | None = None,
-    bertscore_model: str | PathLike[str] | None = None,
+    answer_args: str | Mapping[str, object] = {},
     judges: str | Sequence[object] = "all",
-    judge_max_tokens: int | Literal["auto"] = "auto",
     judge_model: str | Sequence[object] = "gpt-4",
-    judge_base_url: str = "auto",
-    judge_repeats: int = 1,
-    judge_attempts: int = 3,
-    judge_max_unscored: float = 0.05,
-    judge_concurrency: int = 16,
-    judge_timeout: float = 120.0,
-    judge_max_retries: int = 5,
-    judge_requests_per_minute: int = 0,
-    judge_tokens_per_minute: int = 0,
-    judge_prices: str | PathLike[str] | None = None,
-    judge_max_cost: float = 0.0,
-    judge_traces: bool = True,
-    judge_prompts: str | PathLike[str] | None = None,
-    speed_prompt_tokens: int | Literal["auto"] = "auto",
-    speed_new_tokens: int | Literal["auto"] = "auto",
-    speed_repeats: int = 5,
-    speed_threads: int | Literal["auto"] = "auto",
+    judge_args: str | Mapping[str, object] = {},
+    speed_args: str | Mapping[str, object] = {},
     judge: bool = True,
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",

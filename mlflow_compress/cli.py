@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from mlflow_compress import errors, lifetime
 from mlflow_compress.commands.command import COMMANDS, HEADINGS, Command, all_commands, described_option
-from mlflow_compress.config import parameters
-from mlflow_compress.config.declarations import as_typed, groups
+from mlflow_compress.config import given_parameters, parameters
+from mlflow_compress.config.declarations import as_typed, groups, settings_within
 from mlflow_compress.paths import is_stage
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
             description=command.about,
             epilog=epilog,
             allow_abbrev=command.parameters is None,
-            usage=f"mlflow-compress {name} [--NAME VALUE ...]" if command.first else None,  # 80 names say nothing
+            usage=f"mlflow-compress {name} [--NAME VALUE ...]" if command.first else None,  # 40 names say nothing
+            formatter_class=_LinesOfHelp,
         )
         for argument in command.arguments:
             one.add_argument(*argument.flags, **argument.options)
@@ -80,37 +81,52 @@ def build_parser() -> argparse.ArgumentParser:
                 section = one.add_argument_group(heading) if heading else one
                 for option in names:
                     short = (command.short[option],) if option in command.short else ()
-                    text = described_option(declared[option]).replace("%", "%%")
-                    section.add_argument(f"--{option}", *short, metavar="VALUE", help=text)
+                    text = "\n".join(described_option(command.parameters, option)).replace("%", "%%")
+                    several: dict[str, Any] = {} if option in declared else {"action": "append"}  # settings add up
+                    section.add_argument(f"--{option}", *short, metavar="VALUE", help=text, **several)
         if (given := command.positional) is not None:
             one.add_argument("given", nargs="*", metavar=given.metavar, help=given.help)
     return parser
 
 
+class _LinesOfHelp(argparse.HelpFormatter):
+    """Begins a new line where the help of an option does."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        lines = []
+        for line in text.splitlines():
+            lines += textwrap.wrap(line, width, subsequent_indent=" " * 2 * line.startswith("- "))
+        return lines
+
+
 def _headings(command: Command) -> dict[str, list[str]]:
     """Return a command's parameters by heading: first those that most people set, then the others by group."""
     assert command.parameters is not None
-    declared = list(parameters(command.parameters))
+    declared = list(given_parameters(command.parameters))
     if not command.first:
         return {"": declared}
     headings = {"set first": list(command.first)}
+    together = [name for name in declared if name not in parameters(command.parameters)]
     for group in groups(command.parameters).values():
         heading = (group.__doc__ or group.__name__).partition("\n")[0].rstrip(".").lower()
-        headings[heading] = [name for name in group.model_fields if name not in command.first]
-    grouped = {name for names in headings.values() for name in names}
-    return {**headings, "of this command": [name for name in declared if name not in grouped]}
+        headings[heading] = [name for name in group.model_fields if name in declared and name not in command.first]
+    grouped = {name for names in headings.values() for name in names} | {*together}
+    own = {"of this command": [name for name in declared if name not in grouped]}
+    return {heading: names for heading, names in {**headings, "further settings": together, **own}.items() if names}
 
 
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
     """Return the given parameters as text, unknown names too: the configuration refuses those."""
     command = COMMANDS.get(known.command)
-    values = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
-    if command.positional is not None and (given := values.pop("given", None)):
+    given = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
+    together = {name: ",".join(value) for name, value in given.items() if isinstance(value, list) and name != "given"}
+    values = {**given, **together}
+    if command.positional is not None and (alone := values.pop("given", None)):
         name = command.positional.parameter
-        values[name] = ",".join([*given, *([values[name]] if name in values else [])])
+        values[name] = ",".join([*alone, *([values[name]] if name in values else [])])
     if command.parameters is not None and "MLFLOW_RUN_ID" in os.environ:
         # `mlflow run` gives every parameter. One at its default must not go before a file.
-        defaults = {name: as_typed(declared.default) for name, declared in parameters(command.parameters).items()}
+        defaults = {name: as_typed(declared.default) for name, declared in given_parameters(command.parameters).items()}
         values = {name: value for name, value in values.items() if value != defaults.get(name)}
     rest = list(extra)
     while rest:
@@ -126,9 +142,14 @@ def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, st
 
 def _in_words_of_the_caller(error: errors.MlflowCompressError) -> str:
     """Return the message with parameters as they are typed here: `name=value` is `--name value`, or `-P name=value`."""
-    names = {name for _, one in COMMANDS.items() if one.parameters is not None for name in parameters(one.parameters)}
-    typed = r"-P \1=" if "MLFLOW_RUN_ID" in os.environ else r"--\1 "
-    fix = re.sub(rf"(?<![\w.\-])({'|'.join(sorted(names))})=(?=\S)", typed, error.fix)
+    typed = ("-P ", "=") if "MLFLOW_RUN_ID" in os.environ else ("--", " ")
+    names = {}
+    for one in (command.parameters for _, command in COMMANDS.items() if command.parameters is not None):
+        for name in given_parameters(one):
+            names[name] = name.join(typed)
+            names |= {held: f"{name.join(typed)}{setting}=" for setting, held in settings_within(one, name).items()}
+    pattern = rf"(?<![\w.\-=,])({'|'.join(sorted(names))})=(?=\S)"
+    fix = re.sub(pattern, lambda found: names[found[1]], error.fix)
     return str(error).replace(error.fix, fix) if error.fix else str(error)
 
 

@@ -19,7 +19,7 @@ bound: float | None = flips.high
 columns: int = len(found.items().columns)
 frame_rows: int = len(found.to_pandas())
 passed: bool = found.check(max_flips_pct=5.0).passed
-answers: mc.AnswerEvaluation = mc.judge(made, instruction_limit=2, store=store, progress=print)
+answers: mc.AnswerEvaluation = mc.judge(made, answer_args={"instruction_limit": 2}, store=store, progress=print)
 speed: mc.SpeedMeasurement = mc.speed(made, store=str(store))
 diagnosis: mc.Diagnosis = mc.diagnose(made, tasks=["demo"], store=store)
 variant: mc.VariantRun = mc.run(model=Path("llama"), method="rtn", bits=4, output_dir=store)

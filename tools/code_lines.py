@@ -15,9 +15,9 @@ from pathlib import Path
 _SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
 _OPTIONS = """
 from mlflow_compress.commands.command import all_commands
-from mlflow_compress.config import parameters
+from mlflow_compress.config import given_parameters
 commands = all_commands().values()
-names = {name for one in commands if one.parameters is not None for name in parameters(one.parameters)}
+names = {name for one in commands if one.parameters is not None for name in given_parameters(one.parameters)}
 names |= {flag.lstrip("-") for one in commands for argument in one.arguments for flag in argument.flags[-1:]}
 print(len(commands), len(names))
 """

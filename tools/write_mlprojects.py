@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlflow_compress.cli import CONFIG_HELP
 from mlflow_compress.commands.command import all_commands
-from mlflow_compress.config import Parameters, parameters
+from mlflow_compress.config import Parameters, given_parameters
 from mlflow_compress.config.declarations import as_typed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,13 +18,13 @@ HEADER = "# Written by tools/write_mlprojects.py from the registry of commands. 
 def entry_point(name: str, cls: type[Parameters], program: str) -> str:
     """Return one entry point: every configuration field as a parameter, passed on as an option."""
     lines = [f"  {name}:", "    parameters:"]
-    for parameter, field in parameters(cls).items():
+    for parameter, field in given_parameters(cls).items():
         default = as_typed(field.default)
         lines.append(f'      {parameter}: {{type: string, default: "{default}"}}  # {field.description}')
     lines.append(f'      config: {{type: string, default: "none"}}  # {CONFIG_HELP}')
     lines.append("    command: >-")
     lines.append(f"      {program}")
-    lines += [f"      --{parameter} {{{parameter}}}" for parameter in (*parameters(cls), "config")]
+    lines += [f"      --{parameter} {{{parameter}}}" for parameter in (*given_parameters(cls), "config")]
     return "\n".join(lines) + "\n"
 
 

@@ -18,7 +18,7 @@ import mlflow_compress
 from mlflow_compress.commands.command import Command, all_commands
 from mlflow_compress.commands.compare.command import load
 from mlflow_compress.commands.in_memory import MODELS
-from mlflow_compress.config import parameters
+from mlflow_compress.config import given_parameters
 from mlflow_compress.config.declarations import Names, path_kind
 
 STUB = Path(mlflow_compress.__file__).with_suffix(".pyi")
@@ -153,7 +153,7 @@ def stub() -> str:
 
 
 def _declared(command: Command) -> dict[str, FieldInfo]:
-    return {} if command.parameters is None else parameters(command.parameters)
+    return {} if command.parameters is None else given_parameters(command.parameters)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from types import NoneType
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic.fields import FieldInfo
-
 from mlflow_compress import demo
 from mlflow_compress.commands.in_memory import (
     MODELS,
@@ -25,8 +23,8 @@ from mlflow_compress.commands.in_memory import (
     write_policy,
     write_task_files,
 )
-from mlflow_compress.config import EMBEDDED, Parameters, Policy, parameters, parse
-from mlflow_compress.config.declarations import AUTO, NONE, as_typed, choices, read_file
+from mlflow_compress.config import EMBEDDED, Parameters, Policy, expanded, given_parameters, parameters, parse
+from mlflow_compress.config.declarations import AUTO, NONE, as_typed, choices, read_file, settings_within
 from mlflow_compress.errors import CheckpointError, ConfigError, require_extra
 from mlflow_compress.files import read_json_object
 from mlflow_compress.home import SQLITE, home
@@ -125,10 +123,15 @@ def register_command(
     return decorate
 
 
-def described_option(declared: FieldInfo) -> str:
-    """Return a parameter's one-line help: what it is, the words that it takes, and its default."""
-    words = " | ".join(choices(declared))
-    return f"{declared.description} {f'({words}) ' if words else ''}[{as_typed(declared.default)}]"
+def described_option(cls: type[Parameters], name: str) -> list[str]:
+    """Return the help of what people give: what it is, the words that it takes, its default; then its settings."""
+    known = parameters(cls)
+    lines = [] if name in known else [given_parameters(cls)[name].description or ""]
+    for setting, held in settings_within(cls, name).items() if lines else [("", name)]:
+        words = " | ".join(choices(known[held]))
+        text = f"{known[held].description} {f'({words}) ' if words else ''}[{as_typed(known[held].default)}]"
+        lines.append(f"- {setting}: {text}" if setting else text)
+    return lines
 
 
 def _show_parameters(function: Callable[..., Any], cls: type[Parameters]) -> None:
@@ -136,7 +139,7 @@ def _show_parameters(function: Callable[..., Any], cls: type[Parameters]) -> Non
     own = inspect.signature(function)
     named = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     there = {p.name for p in named}
-    more = {name: declared for name, declared in parameters(cls).items() if name not in there}
+    more = {name: declared for name, declared in given_parameters(cls).items() if name not in there}
     shown = [
         inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=declared.default, annotation=declared.annotation
@@ -145,9 +148,12 @@ def _show_parameters(function: Callable[..., Any], cls: type[Parameters]) -> Non
     ]
     function.__signature__ = own.replace(parameters=[*named, *shown])  # type: ignore[attr-defined]
     described = []
-    for name, declared in more.items():
-        text = described_option(declared)
-        described += [name, *textwrap.wrap(text, 110, initial_indent=" " * 4, subsequent_indent=" " * 4)]
+    for name in more:
+        described.append(name)
+        for line in described_option(cls, name):
+            described += textwrap.wrap(
+                line, 110, initial_indent=" " * 4, subsequent_indent=" " * (4 + 2 * line.startswith("- "))
+            )
     doc = inspect.getdoc(function) or ""
     section = "" if "\nParameters\n----------\n" in doc else "Parameters\n----------\n"
     function.__doc__ = doc.replace("**parameters\n", section + "\n".join(described) + "\n", 1)
@@ -182,7 +188,7 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
                     values.get("model", EMBEDDED), "checkpoint", checkpoint=values[name], store=store, **shared
                 )
                 values[name] = fspath(made)
-    config = _with_traces(absolute_paths(parse(cls, values)), store)
+    config = _with_traces(absolute_paths(parse(cls, expanded(cls, values))), store)
     _refuse_early(config, store)
     named = {*values, *(read_file(Path(str(values["config"]))) if values.get("config", NONE) != NONE else ())}
     if "model" in parameters(cls) and "checkpoint" in parameters(cls) and "model" not in named:

@@ -306,7 +306,7 @@ def method_config(name: str, /, **settings: Setting) -> MethodConfig:
     except ValidationError as error:
         if not (first := error.errors(include_url=False)[0])["loc"]:  # of a plug-in's own check
             raise ConfigError(f"Method {name!r} refuses its settings: {first['msg']}") from None
-        raise one_error(error, list(fields)) from None
+        raise one_error(error, fields) from None
     bits = getattr(config, "bits", None)
     if bits is not None and bits not in method.supported_bits:
         raise UnsupportedError(

@@ -3,8 +3,11 @@
 from mlflow_compress.config.declarations import EMBEDDED as EMBEDDED
 from mlflow_compress.config.declarations import Group as Group
 from mlflow_compress.config.declarations import Parameters as Parameters
+from mlflow_compress.config.declarations import as_given as as_given
 from mlflow_compress.config.declarations import as_text as as_text
 from mlflow_compress.config.declarations import check_text as check_text
+from mlflow_compress.config.declarations import expanded as expanded
+from mlflow_compress.config.declarations import given_parameters as given_parameters
 from mlflow_compress.config.declarations import parameters as parameters
 from mlflow_compress.config.declarations import parse as parse
 from mlflow_compress.config.declarations import read_file as read_file

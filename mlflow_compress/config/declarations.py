@@ -7,6 +7,7 @@ A command has its parameters under one flat list of names, as a command line has
 import re
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
@@ -22,26 +23,28 @@ Details = Mapping[str, Any]  # one entry of `ValidationError.errors()`
 _KINDS = {"int": "a whole number", "float": "a number", "finite": "a number", "bool": "a switch", "string": "text"}
 
 
-def one_error(error: ValidationError, known: list[str]) -> ConfigError:
+def one_error(error: ValidationError, known: Mapping[str, FieldInfo]) -> ConfigError:
     """Return every name that no parameter has; where each is `known`, the first value that is wrong."""
     details = error.errors(include_url=False)
     first = details[0]
     names = [str(part) for part in first["loc"] if part in known]
     unknown = [str(detail["loc"][-1]) for detail in details if detail["type"] == "extra_forbidden"]
     if len(unknown) > 1:
-        near = [f"'{near}' for '{name}'" for name in unknown for near in nearest(name, known)]
+        near = [f"'{near}' for '{name}'" for name in unknown for near in nearest(name, list(known))]
         fix = f"Did you mean {', '.join(near)}?" if near else None
-        return ConfigError("Unknown parameters", allowed=known, got=", ".join(unknown), fix=fix)
+        return ConfigError("Unknown parameters", allowed=list(known), got=", ".join(unknown), fix=fix)
     if unknown:
-        return ConfigError("Unknown parameter", allowed=known, got=unknown[0])
+        return ConfigError("Unknown parameter", allowed=list(known), got=unknown[0])
     name = names[-1] if names else str(first["loc"][-1])
     same = [detail for detail in details if name in detail["loc"]]
-    return _wrong_value(name, first, same)
+    together = _extra(known[name], "within") if name in known else None
+    what = f"Parameter '{name}'" if together is None else f"Setting '{together.setting(name)}' of '{together.name}'"
+    return _wrong_value(what, first, same)
 
 
-def _wrong_value(name: str, first: Details, same: Sequence[Details]) -> ConfigError:
+def _wrong_value(what: str, first: Details, same: Sequence[Details]) -> ConfigError:
     """Return the error for one value; of a parameter that accepts several types, `same` has an entry per type."""
-    value, what = first["input"], f"Parameter '{name}'"
+    value = first["input"]
     # The text of a model or of a table is no help.
     plain = isinstance(value, str | int | float | list | tuple | dict | NoneType)
     got = value if plain else type(value).__name__
@@ -87,13 +90,28 @@ AUTO = "auto"
 PathKind = Literal["file", "folder", "either", "files", "program"]
 
 
-def option(default: Any, description: str, *, path: PathKind | None = None, **bounds: Any) -> Any:
-    """Declare a parameter: its default, its one-line help, its bounds, and what path it may hold.
+@dataclass(frozen=True)
+class Together:
+    """Parameters that few people set, given as the settings of one: ``judge_args=timeout=60,attempts=5``."""
+
+    name: str  # Ends in "_args"
+    about: str  # One line for the help
+
+    def setting(self, parameter: str) -> str:
+        """Return what a parameter is called here: "timeout" for "judge_timeout" in "judge_args"."""
+        return parameter.removeprefix(self.name.removesuffix("args"))
+
+
+def option(
+    default: Any, description: str, *, path: PathKind | None = None, within: Together | None = None, **bounds: Any
+) -> Any:
+    """Declare a parameter: its default, its one-line help, its bounds, what path it may hold, and where it is given.
 
     `path` is "files" for a comma-separated list, and "program" for a file whose links are not followed: the Python of
     a virtual environment is a link. `mlflow_compress.paths` reads it.
     """
-    return Field(default, description=description, json_schema_extra={"path": path} if path else None, **bounds)
+    extra: dict[str, Any] = {key: value for key, value in (("path", path), ("within", within)) if value is not None}
+    return Field(default, description=description, json_schema_extra=extra or None, **bounds)
 
 
 def _nothing(value: object) -> object:
@@ -106,7 +124,7 @@ def _joined(value: object) -> object:
 
 def _pairs(value: object) -> object:
     """Read "name=value,name=value" as lm-evaluation-harness reads `model_args`."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: as_typed(part) for name, part in value.items()}
     if not isinstance(value, str):
         return {} if value is None else value
@@ -155,11 +173,11 @@ class _Checked(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise one_error(error, self._names()) from None
+            raise one_error(error, self._fields()) from None
 
     @classmethod
-    def _names(cls) -> list[str]:
-        return list(cls.model_fields)
+    def _fields(cls) -> dict[str, FieldInfo]:
+        return cls.model_fields
 
 
 class Group(_Checked):
@@ -188,8 +206,8 @@ class Parameters(_Checked):
         return sorted_
 
     @classmethod
-    def _names(cls) -> list[str]:
-        return list(parameters(cls))
+    def _fields(cls) -> dict[str, FieldInfo]:
+        return parameters(cls)
 
     def values(self) -> dict[str, Any]:
         """Return every parameter by its flat name."""
@@ -236,8 +254,77 @@ def parameters(cls: type[Parameters]) -> dict[str, FieldInfo]:
 
 def path_kind(field: FieldInfo) -> PathKind | None:
     """Return what path a parameter may hold, or None where it holds none."""
+    return _extra(field, "path")  # type: ignore[no-any-return]
+
+
+def _extra(field: FieldInfo, name: str) -> Any:
     extra = field.json_schema_extra
-    return extra.get("path") if isinstance(extra, dict) else None  # type: ignore[return-value]
+    return extra.get(name) if isinstance(extra, dict) else None
+
+
+def given_parameters(cls: type[Parameters]) -> dict[str, FieldInfo]:
+    """Return what people give: `parameters`, with one declaration of each `Together` in place of its settings."""
+    shown: dict[str, FieldInfo] = {}
+    for name, field in parameters(cls).items():
+        together = _extra(field, "within")
+        if together is None:
+            shown[name] = field
+        elif together.name not in shown:
+            shown[together.name] = FieldInfo(annotation=Pairs, default={}, description=together.about)
+    return shown
+
+
+def settings_within(cls: type[Parameters], name: str) -> dict[str, str]:
+    """Return the parameters that are given together under this name, by what they are called there."""
+    known = {parameter: _extra(field, "within") for parameter, field in parameters(cls).items()}
+    return {held.setting(parameter): parameter for parameter, held in known.items() if held and held.name == name}
+
+
+def expanded(cls: type[Parameters], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what people gave, by the names of `parameters`."""
+    known = parameters(cls)
+    together = {held.name: held for field in known.values() if (held := _extra(field, "within"))}
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in known and (held := _extra(known[name], "within")):
+            raise ConfigError(
+                f"Parameter '{name}' is a setting of '{held.name}'",
+                got=f"{name}={as_typed(value)}",
+                fix=f"Give {held.name}={held.setting(name)}={as_typed(value)}",
+            )
+        if name not in together:
+            values[name] = value
+            continue
+        settings = settings_within(cls, name)
+        try:
+            pairs = _pairs(value)
+        except ValueError as error:
+            raise ConfigError(f"Parameter '{name}' cannot be read", allowed=str(error), got=value) from None
+        if not isinstance(pairs, dict):
+            raise ConfigError(f"Parameter '{name}' cannot be read", allowed="name=value,name=value", got=value)
+        for setting, text in pairs.items():
+            if setting not in settings:
+                raise ConfigError(f"Parameter '{name}' has no such setting", allowed=list(settings), got=setting)
+            if "," in text:  # stages get it as text, where a comma ends it
+                raise ConfigError(f"Setting '{setting}' of '{name}' holds a comma", got=text, fix="Give another name")
+            values[settings[setting]] = text
+    return values
+
+
+def as_given(config: Parameters) -> dict[str, str]:
+    """Return every parameter as people would give it: `expanded` and `parse` read it back."""
+    text, known = as_text(config), parameters(type(config))
+    given: dict[str, str] = {}
+    for name in given_parameters(type(config)):
+        if name in text:
+            given[name] = text[name]
+            continue
+        settings = settings_within(type(config), name)
+        changed = {
+            setting: text[held] for setting, held in settings.items() if text[held] != as_typed(known[held].default)
+        }
+        given[name] = as_typed(changed)
+    return given
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
@@ -253,18 +340,18 @@ _PROSE = ("system_prompt", "reason")  # parameters that are neither names nor pa
 
 
 def parse(cls: type[C], values: Mapping[str, Any]) -> C:
-    """Return the configuration of a command, from text or Python values by flat name.
+    """Return the configuration of a command, from text or Python values by the names of `parameters`.
 
-    "config" names a YAML file with more of them, before which what is given here goes.
+    "config" names a YAML file of what people give (see `expanded`), before which these values go.
     """
     known = parameters(cls)
     given = dict(values)
     file = given.pop("config", NONE)
     if str(file) not in ("", NONE):
-        given = {**read_file(Path(str(file))), **given}
+        given = {**expanded(cls, read_file(Path(str(file)))), **given}
     for name, value in given.items():
         if name not in known:
-            raise ConfigError("Unknown parameter", allowed=known, got=name)
+            raise ConfigError("Unknown parameter", allowed=given_parameters(cls), got=name)
         if isinstance(value, str) and name not in _PROSE:
             check_text(name, value)
     return cls(**given)
@@ -282,7 +369,7 @@ def read_file(path: Path, *, parameter: str = "config") -> dict[str, Any]:
 
 
 def as_text(config: Parameters) -> dict[str, str]:
-    """Return every parameter as the text that `parse` reads back."""
+    """Return each of `parameters` as the text that `parse` reads back."""
     return {name: as_typed(value) for name, value in config.values().items()}
 
 

@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mlflow_compress.config.declarations import EMBEDDED, Group, Names, OptionalText, Pairs, Parameters, Target, option
+from mlflow_compress.config.declarations import (
+    EMBEDDED,
+    Group,
+    Names,
+    OptionalText,
+    Pairs,
+    Parameters,
+    Target,
+    Together,
+    option,
+)
 from mlflow_compress.config.policy import Policy, read_policy
 from mlflow_compress.errors import ConfigError
 
@@ -18,6 +28,16 @@ AutoOrCount = Annotated[int, Field(ge=1)] | Literal["auto"]
 
 SEED = 42
 """The seed that nobody has chosen. Another one is said in the verdict: whoever tries many finds one that passes."""
+
+
+MODEL_ARGS = Together("model_args", "further settings of the baseline: name=value,name=value")
+CALIBRATION_ARGS = Together("calibration_args", "how much text calibrates: name=value,name=value")
+TASK_ARGS = Together("task_args", "further settings of tasks: name=value,name=value")
+ANSWER_ARGS = Together("answer_args", "further settings of the answers that are compared: name=value,name=value")
+JUDGE_ARGS = Together("judge_args", "how judges are asked, and what that may cost: name=value,name=value")
+ENGINE_ARGS = Together("engine_args", "further settings of engine=ray and engine=vllm: name=value,name=value")
+ENDPOINT_ARGS = Together("endpoint_args", "how served models are asked: name=value,name=value")
+SPEED_ARGS = Together("speed_args", "what is generated to measure speed: name=value,name=value")
 
 
 class SourceConfig(Group):
@@ -30,7 +50,7 @@ class SourceConfig(Group):
         path="folder",
     )
     other_baseline: bool = option(
-        False, "compare a checkpoint with a baseline that it was not made from (off: refused)"
+        False, "compare a checkpoint with a baseline that it was not made from (off: refused)", within=MODEL_ARGS
     )
     device: Device = option(
         "auto", "where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk"
@@ -39,12 +59,17 @@ class SourceConfig(Group):
         {}, "device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free"
     )
     offload_dir: OptionalText = option(
-        None, "device=balanced: folder for weights on the disk; none: that of temporary files", path="folder"
+        None,
+        "device=balanced: folder for weights on the disk; none: that of temporary files",
+        path="folder",
+        within=MODEL_ARGS,
     )
     seed: int = option(
         SEED, "seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one", ge=0
     )
-    trust_remote_code: bool = option(False, "run code that a checkpoint brings along (off: such models are refused)")
+    trust_remote_code: bool = option(
+        False, "run code that a checkpoint brings along (off: such models are refused)", within=MODEL_ARGS
+    )
     data_dir: OptionalText = option(None, "folder of data sets in hub layout, looked in before the hub", path="folder")
 
 
@@ -59,8 +84,10 @@ class CompressionConfig(Group):
         "wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo",
         path="file",
     )
-    calibration_samples: AutoOrCount = option("auto", "calibration samples; 'auto' takes the method's default")
-    calibration_length: int = option(256, "tokens per calibration sample", ge=8)
+    calibration_samples: AutoOrCount = option(
+        "auto", "calibration samples; 'auto' takes the method's default", within=CALIBRATION_ARGS
+    )
+    calibration_length: int = option(256, "tokens per calibration sample", ge=8, within=CALIBRATION_ARGS)
     method_args: Pairs = option({}, "the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4)")
     checkpoint: OptionalText = option(
         None,
@@ -87,36 +114,50 @@ class EvaluationConfig(Group):
     num_fewshot: int = option(5, "few-shot examples in lettered multiple choice", ge=0)
     num_shuffles: int = option(2, "answer shuffles for the order-robustness metric; 0 turns it off", ge=0)
     shuffle_fewshot: bool = option(
-        False, "shuffle the answers of the few-shot examples too (off: they stay, as in the published metric)"
+        False,
+        "shuffle the answers of the few-shot examples too (off: they stay, as in the published metric)",
+        within=TASK_ARGS,
     )
     all_orders: int = option(
-        0, "items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off", ge=0
+        0,
+        "items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off",
+        ge=0,
+        within=TASK_ARGS,
     )
     prompt_style: Names = option(
         "auto", "prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F"
     )
     limit: int = option(0, "items per category and task after a seeded shuffle; 0 takes all", ge=0)
     apply_chat_template: bool = option(
-        False, "show lettered tasks and those of lm-evaluation-harness in the model's chat template"
+        False, "show lettered tasks and those of lm-evaluation-harness in the model's chat template", within=TASK_ARGS
     )
     fewshot_as_multiturn: bool = option(
-        True, "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)"
+        True,
+        "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)",
+        within=TASK_ARGS,
     )
     enable_thinking: bool = option(
-        True, "tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once"
+        True,
+        "tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once",
+        within=TASK_ARGS,
     )
     thinking_samples: int = option(
-        8, "tasks of thinking: answers per question that each model draws, at the baseline's own temperature", ge=2
+        8,
+        "tasks of thinking: answers per question that each model draws, at the baseline's own temperature",
+        ge=2,
+        within=TASK_ARGS,
     )
     thinking_max_new_tokens: AutoOrCount = option(
         "auto",
         "tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems, 8192 "
         "for your own",
+        within=TASK_ARGS,
     )
     noise_items: int = option(
         200,
         "items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes all",
         ge=0,
+        within=TASK_ARGS,
     )
 
 
@@ -187,14 +228,17 @@ class TracesConfig(Group):
         "tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the "
         "demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated",
         path="file",
+        within=TASK_ARGS,
     )
-    trace_prompts: int = option(100, "tasks=traces: prompts, drawn with the seed; 0 takes all", ge=0)
-    trace_samples: int = option(1, "tasks=traces: sampled answers per prompt", ge=1)
+    trace_prompts: int = option(100, "tasks=traces: prompts, drawn with the seed; 0 takes all", ge=0, within=TASK_ARGS)
+    trace_samples: int = option(1, "tasks=traces: sampled answers per prompt", ge=1, within=TASK_ARGS)
     trace_max_new_tokens: AutoOrCount = option(
-        "auto", "tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context"
+        "auto",
+        "tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context",
+        within=TASK_ARGS,
     )
     trace_temperature: float = option(
-        1.0, "tasks=traces: temperature; 1 draws from the distribution that KL is measured of", gt=0
+        1.0, "tasks=traces: temperature; 1 draws from the distribution that KL is measured of", gt=0, within=TASK_ARGS
     )
 
 
@@ -232,16 +276,21 @@ class EngineConfig(Group):
         "'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds",
     )
     workers: AutoOrCount = option(
-        "auto", "workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow"
+        "auto",
+        "workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow",
+        within=ENGINE_ARGS,
     )
-    cpus_per_worker: int = option(1, "cores of a worker, and on CPUs its threads", ge=1)
+    cpus_per_worker: int = option(1, "cores of a worker, and on CPUs its threads", ge=1, within=ENGINE_ARGS)
     ray_address: OptionalText = option(
-        None, "running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine"
+        None,
+        "running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine",
+        within=ENGINE_ARGS,
     )
     vllm_python: OptionalText = option(
         None,
         "engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON",
         path="program",
+        within=ENGINE_ARGS,
     )
     vllm_args: Pairs = option({}, "engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32")
 
@@ -256,28 +305,37 @@ class AnswerConfig(Group):
         "demo's, for the demo",
         path="file",
     )
-    instruction_limit: int = option(0, "instructions per category after a seeded shuffle; 0 takes all", ge=0)
-    show_logged: bool = option(False, "show answers to logged conversations, and their questions, in reports and pages")
-    num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2)
-    max_new_tokens: int = option(128, "tokens per sampled answer", ge=1)
+    instruction_limit: int = option(
+        0, "instructions per category after a seeded shuffle; 0 takes all", ge=0, within=ANSWER_ARGS
+    )
+    show_logged: bool = option(
+        False, "show answers to logged conversations, and their questions, in reports and pages", within=ANSWER_ARGS
+    )
+    num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2, within=ANSWER_ARGS)
+    max_new_tokens: int = option(128, "tokens per sampled answer", ge=1, within=ANSWER_ARGS)
     encoder: str = option(
         "embedded",
         "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there",
         path="folder",
+        within=ANSWER_ARGS,
     )
     encoder_base_url: OptionalText = option(
-        None, "OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine"
+        None,
+        "OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine",
+        within=ANSWER_ARGS,
     )
     bertscore_model: OptionalText = option(
         None,
         "model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore",
         path="folder",
+        within=ANSWER_ARGS,
     )
     judges: Names = option("all", "judges of the answers, comma-separated; 'all' is every installed one but pairwise")
     judge_max_tokens: AutoOrCount = option(
         "auto",
         "tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of a "
         "shorter context",
+        within=ANSWER_ARGS,
     )
 
 
@@ -288,29 +346,52 @@ class JudgeModelConfig(Group):
         "gpt-4", "models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one"
     )
     judge_base_url: str = option(
-        "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default"
+        "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default", within=JUDGE_ARGS
     )
-    judge_repeats: int = option(1, "gradings per answer; from 2 on the judge's own noise is measured", ge=1)
+    judge_repeats: int = option(
+        1, "gradings per answer; from 2 on the judge's own noise is measured", ge=1, within=JUDGE_ARGS
+    )
     judge_attempts: int = option(
-        3, "replies per judgment until one can be read; replies are kept, so a larger number goes on from there", ge=1
+        3,
+        "replies per judgment until one can be read; replies are kept, so a larger number goes on from there",
+        ge=1,
+        within=JUDGE_ARGS,
     )
     judge_max_unscored: float = option(
-        0.05, "largest share of judgments without a rating; above it the stage fails at its end, with all kept", ge=0
+        0.05,
+        "largest share of judgments without a rating; above it the stage fails at its end, with all kept",
+        ge=0,
+        within=JUDGE_ARGS,
     )
-    judge_concurrency: int = option(16, "calls to the judge at the same time", ge=1)
-    judge_timeout: float = option(120.0, "seconds for one call to the judge", gt=0)
-    judge_max_retries: int = option(5, "retries of a call that failed for a reason that may pass", ge=0)
-    judge_requests_per_minute: int = option(0, "calls to the judge in a minute; 0 is no limit", ge=0)
-    judge_tokens_per_minute: int = option(0, "tokens of prompts and longest replies in a minute; 0 is no limit", ge=0)
+    judge_concurrency: int = option(16, "calls to the judge at the same time", ge=1, within=JUDGE_ARGS)
+    judge_timeout: float = option(120.0, "seconds for one call to the judge", gt=0, within=JUDGE_ARGS)
+    judge_max_retries: int = option(
+        5, "retries of a call that failed for a reason that may pass", ge=0, within=JUDGE_ARGS
+    )
+    judge_requests_per_minute: int = option(0, "calls to the judge in a minute; 0 is no limit", ge=0, within=JUDGE_ARGS)
+    judge_tokens_per_minute: int = option(
+        0, "tokens of prompts and longest replies in a minute; 0 is no limit", ge=0, within=JUDGE_ARGS
+    )
     judge_prices: OptionalText = option(
-        None, "YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost", path="file"
+        None,
+        "YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost",
+        path="file",
+        within=JUDGE_ARGS,
     )
     judge_max_cost: float = option(
-        0.0, "most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit", ge=0
+        0.0,
+        "most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit",
+        ge=0,
+        within=JUDGE_ARGS,
     )
-    judge_traces: bool = option(True, "show each judged answer in MLflow as a trace, with an assessment per judgment")
+    judge_traces: bool = option(
+        True, "show each judged answer in MLflow as a trace, with an assessment per judgment", within=JUDGE_ARGS
+    )
     judge_prompts: OptionalText = option(
-        None, "FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts", path="file"
+        None,
+        "FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts",
+        path="file",
+        within=JUDGE_ARGS,
     )
 
 
@@ -318,20 +399,24 @@ class TimingConfig(Group):
     """What is generated to measure speed."""
 
     speed_prompt_tokens: AutoOrCount = option(
-        "auto", "tokens of each prompt that is read; 'auto' is 256, or half of a shorter context"
+        "auto", "tokens of each prompt that is read; 'auto' is 256, or half of a shorter context", within=SPEED_ARGS
     )
     speed_new_tokens: Annotated[int, Field(ge=2)] | Literal["auto"] = option(
-        "auto", "tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context"
+        "auto",
+        "tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context",
+        within=SPEED_ARGS,
     )
     speed_repeats: int = option(
         5,
         "rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many "
         "follow while the interval of a ratio is wider than 10 %",
         ge=2,
+        within=SPEED_ARGS,
     )
     speed_threads: AutoOrCount = option(
         "auto",
         "threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use",
+        within=SPEED_ARGS,
     )
 
 
@@ -343,19 +428,29 @@ class ServedConfig(Group):
     """Models that a server computes (checkpoint=endpoint:URL, model=endpoint:URL), and how it is called."""
 
     served_model: OptionalText = option(
-        None, "with checkpoint=endpoint:http://host:port/v1: the model's name at that server"
+        None, "with checkpoint=endpoint:http://host:port/v1: the model's name at that server", within=ENDPOINT_ARGS
     )
-    baseline_served_model: OptionalText = option(None, "with model=endpoint:URL: the baseline's name at that server")
+    baseline_served_model: OptionalText = option(
+        None, "with model=endpoint:URL: the baseline's name at that server", within=ENDPOINT_ARGS
+    )
     tokenizer: OptionalText = option(
-        None, "tokenizer of served models: a folder or a hub id; none: the baseline's", path="folder"
+        None,
+        "tokenizer of served models: a folder or a hub id; none: the baseline's",
+        path="folder",
+        within=ENDPOINT_ARGS,
     )
     endpoint_chat: Literal["auto", "true", "false"] = option(
         "auto",
         "send conversations as chat completions; 'auto' does where the server's chat template reads as the baseline's",
+        within=ENDPOINT_ARGS,
     )
-    endpoint_concurrency: int = option(16, "requests to a server of models at the same time", ge=1)
-    endpoint_timeout: float = option(120.0, "seconds for one such request", gt=0)
-    endpoint_max_retries: int = option(5, "retries of such a request that failed for a reason that may pass", ge=0)
+    endpoint_concurrency: int = option(
+        16, "requests to a server of models at the same time", ge=1, within=ENDPOINT_ARGS
+    )
+    endpoint_timeout: float = option(120.0, "seconds for one such request", gt=0, within=ENDPOINT_ARGS)
+    endpoint_max_retries: int = option(
+        5, "retries of such a request that failed for a reason that may pass", ge=0, within=ENDPOINT_ARGS
+    )
 
 
 def is_endpoint(model: str | None) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlflow_compress.commands.command import all_commands
-from mlflow_compress.config import parameters
+from mlflow_compress.config import given_parameters
 from tests.docs.blocks import DOCS, PAGES, ROOT, Block, blocks_of
 
 BLOCKS = {page: blocks_of(page) for page in PAGES}
@@ -110,11 +110,11 @@ def test_the_readme_s_commands_are_those_of_getting_started() -> None:
 def test_every_parameter_that_a_page_names_exists() -> None:
     commands = {name: command.parameters for name, command in all_commands().items() if command.parameters}
     verbs = "|".join(commands)
-    known = {name for cls in commands.values() for name in parameters(cls)} | {"config"}
+    known = {name for cls in commands.values() for name in given_parameters(cls)} | {"config"}
     for page in PAGES:
         text = page.read_text()
         named = set(re.findall(r"-P (\w+)=", text))
         for verb, options in re.findall(f"mlflow-compress ({verbs}) ([^\n`|]*)", text):
-            accepted = {*parameters(commands[verb]), "config", "help"}
+            accepted = {*given_parameters(commands[verb]), "config", "help"}
             assert set(re.findall(r"--(\w+)", options)) <= accepted, f"{page.name}: {verb} {options}"
         assert named <= known, f"{page.name}: {named - known}"

@@ -33,7 +33,9 @@ def compressed(tmp_path_factory: pytest.TempPathFactory, python: Fork) -> mc.Com
 
 
 def evaluate(compressed: mc.CompressedModel, items: list[dict[str, object]]) -> mc.Evaluation:
-    return mc.evaluate(compressed, tasks=items, noise_items=2, store=compressed.folder.parents[1] / "results")
+    return mc.evaluate(
+        compressed, tasks=items, task_args={"noise_items": 2}, store=compressed.folder.parents[1] / "results"
+    )
 
 
 def test_cut_prompts_are_counted_and_the_verdict_says_so(compressed: mc.CompressedModel) -> None:

@@ -15,8 +15,14 @@ from mlflow_compress.judges.encoders import embedded_folder
 from mlflow_compress.records import Embeddings
 from mlflow_compress.tracking.tracker import Tracker
 
-FEW = ["--limit=1", "--noise_items=5", "--instruction_limit=1", "--num_samples=2", "--max_new_tokens=8"]
-FEW += ["--judge_max_tokens=8", "--judges=similarity"]
+FEW = [
+    "--limit=1",
+    "--task_args",
+    "noise_items=5",
+    "--answer_args",
+    "instruction_limit=1,num_samples=2,max_new_tokens=8",
+]
+FEW += ["--answer_args", "judge_max_tokens=8", "--judges=similarity"]
 
 
 @pytest.mark.slow
@@ -46,7 +52,7 @@ def test_a_sweep_shows_how_alike_its_variants_answer_and_leaves_out_another_enco
     pooling = json.loads((other / "1_Pooling" / "config.json").read_text())
     pooling |= {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
     (other / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    assert cli.main(["main", *FEW, "--method", "rtn", "--bits", "4", "--encoder", str(other)]) == 0
+    assert cli.main(["main", *FEW, "--method", "rtn", "--bits", "4", "--answer_args", f"encoder={other}"]) == 0
     runs = ",".join(run.info.run_id for run in tracker.find_finished("main"))
     found = run_report(ReportConfig(runs=runs, output=str(tmp_path / "report.json")))
     [warning] = [w for w in found.board.warnings if w.kind == "unlike_answers"]

@@ -92,7 +92,7 @@ def test_its_advice_is_a_recipe_that_moves_less(found: mc.Diagnosis, store: Path
         tasks=tasks,
         store=store,
         **LITTLE,
-        noise_control=False,
+        diagnosis_args={"noise_control": False},
     )
     # What was kept hardly moves any more, and the others move as before: to first order the KL loses their share.
     assert again["layers.0.qkv"].kl.value < 0.01 * found["layers.0.qkv"].kl.value

@@ -223,8 +223,14 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Names:
     run("promote", **WIDE)
     # Of so few items no default gate is passed, so every gate is looked at after all of them.
     run("gate", 3, checkpoint=pruned, min_decode_speedup=0.001, max_memory_ratio=100, **ITEMS, **SPEED)
-    run("search", formats="rtn:3,rtn:8", search_windows=8, bits_per_weight=5, **ITEMS)
-    run("diagnose", method="rtn", bits=3, corpus_tokens=1280, corpus_window=64, **(ITEMS | {"limit": 1}))
+    run("search", formats="rtn:3,rtn:8", search_args={"windows": 8}, bits_per_weight=5, **ITEMS)
+    run(
+        "diagnose",
+        method="rtn",
+        bits=3,
+        diagnosis_args={"corpus_tokens": 1280, "corpus_window": 64},
+        **(ITEMS | {"limit": 1}),
+    )
     return names_by_stage(client(), made_by) | names_beside(client())
 
 

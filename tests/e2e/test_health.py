@@ -12,7 +12,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 def health(bits: int, folder: Path) -> dict[str, MetricResult]:
     variant = mc.compress(method="rtn", bits=bits, output_dir=str(folder / f"{bits}-bit"), store=folder / "store")
-    return dict(mc.judge(variant, judges="similarity", judge_max_tokens=8, store=folder / "store").pooled)
+    return dict(
+        mc.judge(variant, judges="similarity", answer_args={"judge_max_tokens": 8}, store=folder / "store").pooled
+    )
 
 
 def test_two_bits_are_told_from_eight(tmp_path: Path) -> None:

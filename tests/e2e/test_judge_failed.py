@@ -67,10 +67,10 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Failed:
     write_rows(folder / "choice.jsonl", sums(6))
     says = [{"question_id": i, "category": "c", "turns": [f"Say {i}"]} for i in range(2)]
     write_rows(folder / "say.jsonl", says)
-    few = ["--num_samples", "2", "--max_new_tokens", "4", "--judge_max_tokens", "4", "--judge_model", "j"]
+    few = ["--answer_args", "num_samples=2,max_new_tokens=4,judge_max_tokens=4", "--judge_model", "j"]
     with judge_server(lambda number, body: REFUSAL) as server:
         asked = ["--method", "rtn", "--tasks", "choice.jsonl", "--instructions", "say.jsonl", *few]
-        done = run(folder, *asked, "--judge_base_url", server.base_url.replace("//", f"//user:{PASSWORD}@"))
+        done = run(folder, *asked, "--judge_args", f"base_url={server.base_url.replace('//', f'//user:{PASSWORD}@')}")
         assert server.keys and all(key.startswith("Basic ") for key in server.keys)  # the stage got the password
     assert done.returncode == 1, done.stderr[-3000:]
     mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
@@ -110,7 +110,7 @@ def test_neither_key_nor_password_is_written(failed: Failed) -> None:
 def test_resuming_runs_the_judge_alone_and_publishes_again(failed: Failed) -> None:
     tracker, main, children = failed.tracker, failed.main, failed.children
     with judge_server(lambda number, body: "Good. Rating: [[7]]", model="j") as server:
-        done = run(failed.folder, "--resume", main.info.run_id, "--judge_base_url", server.base_url)
+        done = run(failed.folder, "--resume", main.info.run_id, "--judge_args", f"base_url={server.base_url}")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "[1/4] quantize: finished before" in done.stderr and "[2/4] evaluate: finished before" in done.stderr
     again = parent(tracker)

@@ -57,10 +57,10 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 def judge(folder: Path, base_url: str) -> subprocess.Popen[bytes]:
     [checkpoint] = [path.parent for path in folder.glob("out/*/config.json")]
-    few = ["--num_samples", "2", "--max_new_tokens", "2", "--judge_max_tokens", "4"]
-    asked = ["--judges", "mt_bench,pairwise", "--judge_max_unscored", "1"]
+    few = ["--answer_args", "num_samples=2,max_new_tokens=2,judge_max_tokens=4"]
+    asked = ["--judges", "mt_bench,pairwise", "--judge_args", "max_unscored=1"]
     places = ["--checkpoint", str(checkpoint), "--instructions", "say.jsonl"]
-    return start(folder, "judge", *places, *few, *asked, "--judge_base_url", base_url)
+    return start(folder, "judge", *places, *few, *asked, "--judge_args", f"base_url={base_url}")
 
 
 def lines(path: Path) -> int:

@@ -17,7 +17,7 @@ from tests.judge_server import Answer, FaultyJudge, judge_server
 
 pytestmark = pytest.mark.slow
 
-ASKING = ("--judge_concurrency", "1", "--judge_model", "gpt-4", "--judges", "mt_bench")
+ASKING = ("--judge_args", "concurrency=1", "--judge_model", "gpt-4", "--judges", "mt_bench")
 MAIN = ("main", "--method", "rtn", "--bits", "4", "--speed", "false", *TASKS, *ANSWERS, *ASKING)
 PROMOTE = ("promote", *BOUNDS)
 LOST = 5  # the number of the call to the judge that is under way at the kill

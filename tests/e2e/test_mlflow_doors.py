@@ -84,7 +84,9 @@ def test_an_application_that_only_knows_mlflow_gets_the_numbers_of_the_command(
     said = json.loads(done.stdout.splitlines()[-1])
     light = ("", ".tracking", ".tracking.quiet_project_runs", ".tracking.task_source", ".version")
     assert said["early"] == {"torch": False, "ours": [f"mlflow_compress{name}" for name in light]}
-    expected = mc.evaluate(checkpoint, model=str(baseline), tasks=ROWS, noise_items=4, store=tmp_path / "other")
+    expected = mc.evaluate(
+        checkpoint, model=str(baseline), tasks=ROWS, task_args={"noise_items": 4}, store=tmp_path / "other"
+    )
     assert said["metrics"] == expected.metrics | gate_values(expected.pooled)
     assert {"distance/flips_pct", "quality/accuracy", "distance/kl_mean"} <= said["metrics"].keys()
     assert said["logged"] == {"metrics": said["metrics"], "models": [model_id]} and said["stage"] == "evaluate"

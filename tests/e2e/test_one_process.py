@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ci  # two main jobs
 def stages_of_a_job(folder: Path) -> dict[str, Run]:
     folder.mkdir()
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
-    mc.run(method="rtn", bits=4, limit=3, noise_items=2, judge=False, output_dir=str(folder / "out"))
+    mc.run(method="rtn", bits=4, limit=3, task_args={"noise_items": 2}, judge=False, output_dir=str(folder / "out"))
     client = MlflowClient()
     runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
     return {run.data.tags[run_names.STAGE]: run for run in runs if run_names.STAGE in run.data.tags}

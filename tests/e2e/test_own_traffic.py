@@ -28,12 +28,10 @@ def test_kl_divergence_and_health_of_own_traffic_and_no_text_in_a_report(tmp_pat
         instructions="openai:chats.jsonl",
         redact="email",
         judges="similarity,divergent_tokens",
-        num_samples=2,
-        max_new_tokens=16,
-        judge_max_tokens=8,
+        answer_args={"num_samples": 2, "max_new_tokens": 16, "judge_max_tokens": 8},
         log_weights="false",
         speed=False,
-        noise_items=4,
+        task_args={"noise_items": 4},
     )
     for name in ("distance/kl_mean", "distance/logged_parted_pct"):
         assert found.pooled[name].n == 24
@@ -65,7 +63,7 @@ def test_tools_of_the_embedded_model_and_of_own_logs(tmp_path: Path) -> None:
         bits=2,
         judge=False,
         speed=False,
-        noise_items=8,
+        task_args={"noise_items": 8},
     )
     pooled, n = found.pooled, 4 * (24 * 3 + 24)  # three categories of the embedded prompts, all in one of the own
     assert pooled["tools/called_delta_pct"].n == pooled["tools/right_pct"].n == n

@@ -19,13 +19,13 @@ from mlflow_compress.tracking.tracker import Tracker
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
-LITTLE = ["--limit", "2", "--noise_items", "2", "--instruction_limit", "1", "--num_samples", "2"]
-LITTLE += ["--max_new_tokens", "8", "--judge_max_tokens", "8", "--speed", "false"]
+LITTLE = ["--limit", "2", "--task_args", "noise_items=2", "--answer_args", "instruction_limit=1,num_samples=2"]
+LITTLE += ["--answer_args", "max_new_tokens=8,judge_max_tokens=8", "--speed", "false"]
 COMMANDS = {
     "main": ["main", "--method", "rtn", "--bits", "4", *LITTLE],
     "sweep": ["sweep", "--methods", "rtn", "--bits", "8,4", *LITTLE],
 }
-RAY = ["--engine", "ray", "--workers", "2"]
+RAY = ["--engine", "ray", "--engine_args", "workers=2"]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray (pip install -e '.[ray]')"),

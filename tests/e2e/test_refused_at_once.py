@@ -106,8 +106,8 @@ CASES = {
     "a style": (["main", "--method", "rtn", "--prompt_style", "x"], 2, "Unknown prompt style. .*Got: 'x'."),
     "an engine": (["main", "--method", "rtn", "--engine", "x"], 2, "Unknown engine. .*Got: 'x'."),
     "a judge": (["main", "--method", "rtn", "--judges", "x"], 2, "Unknown judge. .*Got: 'x'."),
-    "prices": (["main", "--method", "rtn", "--judge_prices", "x"], 2, "Parameter 'judge_prices' .*Got: 'x'."),
-    "judge prompts": (["main", "--method", "rtn", "--judge_prompts", "x"], 2, "judge_prompts cannot .*Got: 'x'."),
+    "prices": (["main", "--method", "rtn", "--judge_args", "prices=x"], 2, "Parameter 'judge_prices' .*Got: 'x'."),
+    "judge prompts": (["main", "--method", "rtn", "--judge_args", "prompts=x"], 2, "judge_prompts cannot .*Got: 'x'."),
     "a method of many": (["sweep", "--methods", "rtn,nosuch"], 2, "Unknown compression method. .*Got: 'nosuch'."),
     "a policy": (["promote", "--policy", "x"], 2, "Parameter 'policy' names no YAML file .*Got: 'x'."),
     "no checkpoint given": (["evaluate", "--tasks", "demo"], 2, "Parameter 'checkpoint' must be given. Allowed: .*"),
@@ -117,12 +117,12 @@ CASES = {
         "Parameter 'served_model' must be given. Allowed: the model's name at that server.",
     ),
     "no vLLM": (
-        ["main", "--method", "rtn", "--engine", "vllm", "--vllm_python", sys.executable],
+        ["main", "--method", "rtn", "--engine", "vllm", "--engine_args", f"vllm_python={sys.executable}"],
         1,
         "vLLM is not installed in this environment. Got: '.*python.*'. Run: .* Then give --vllm_python .*",
     ),
     "no Python": (
-        ["evaluate", "--checkpoint", "whole", "--engine", "vllm", "--vllm_python", "/bin/true"],
+        ["evaluate", "--checkpoint", "whole", "--engine", "vllm", "--engine_args", "vllm_python=/bin/true"],
         1,
         "The Python of vLLM's environment does not work: it says nothing. Got: '/bin/true'. Run: .*",
     ),
@@ -137,13 +137,17 @@ CASES = {
     "one format": (["search", "--formats", "rtn:4", "--max_kl", "1"], 2, "A search needs two different .*"),
     "no limit": (["search"], 2, "A search needs one kind of limit. Allowed: .*Got: 'none'."),
     "an encoder": (
-        ["main", "--method", "rtn", "--encoder", "nosuch"],
+        ["main", "--method", "rtn", "--answer_args", "encoder=nosuch"],
         2,
         "Parameter 'encoder': The model is neither a folder nor a hub id .*Got: 'nosuch'. Give .*",
     ),
-    "no encoder": (["main", "--method", "rtn", "--encoder", "half"], 1, "The sentence encoder .*no modules.json, .*"),
+    "no encoder": (
+        ["main", "--method", "rtn", "--answer_args", "encoder=half"],
+        1,
+        "The sentence encoder .*no modules.json, .*",
+    ),
     "BERTScore": (
-        ["main", "--method", "rtn", "--bertscore_model", "./nosuch"],
+        ["main", "--method", "rtn", "--answer_args", "bertscore_model=./nosuch"],
         2,
         "Parameter 'bertscore_model' names no folder.*",
     ),
@@ -309,7 +313,7 @@ def test_a_yaml_bomb_is_refused_within_100_mb_whichever_file_it_is(
         ["promote", "--policy", "bomb.yaml"],
         ["promote", "--waiver", "bomb.yaml"],
         ["sweep", "--grid", "bomb.yaml"],
-        ["main", "--method", "rtn", "--judge_prices", "bomb.yaml"],
+        ["main", "--method", "rtn", "--judge_args", "prices=bomb.yaml"],
     ):
         uri = f"sqlite:///{tmp_path}/mlflow.db"
         done = light_python("-c", counted, *arguments, cwd=tmp_path, MLFLOW_TRACKING_URI=uri)

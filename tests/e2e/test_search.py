@@ -195,7 +195,15 @@ def test_a_refused_variant_is_repaired_for_the_fewest_bytes_that_the_policy_take
     tracker: Tracker, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = f"--tasks={demo.DATA_DIR / 'choice.jsonl'},{texts['tasks']}"
-    measured = [tasks, "--limit=4", "--num_shuffles=0", "--noise_items=2", "--judge=false", "--speed=false"]
+    measured = [
+        tasks,
+        "--limit=4",
+        "--num_shuffles=0",
+        "--task_args",
+        "noise_items=2",
+        "--judge=false",
+        "--speed=false",
+    ]
     assert cli.main(["sweep", "--methods=rtn,magnitude", "--bits=3", *measured]) == 0
     mains = {run.data.tags[run_names.METHOD]: run for run in tracker.find_finished("main")}
     refused = mains["rtn"]
@@ -203,7 +211,7 @@ def test_a_refused_variant_is_repaired_for_the_fewest_bytes_that_the_policy_take
     policy = tmp_path / "policy.yaml"
     gate = f"{{metric: distance/corpus_kl_mean, at_most: {limit}, bound: value}}"
     policy.write_text(f"kl: none\ngates: [{gate}]\nmargins: []\n")
-    repair = ["search", f"--policy={policy}", "--search_windows=8", "--search_rounds=1"]
+    repair = ["search", f"--policy={policy}", "--search_args", "windows=8,rounds=1"]
     assert cli.main([*repair, f"--repair={refused.info.run_id[:8]}"]) == 0
     shown = capsys.readouterr()
     [run] = searches(tracker)
@@ -258,15 +266,23 @@ def test_a_variant_with_a_rounded_cache_is_repaired_in_its_weights_and_its_cache
         cache={str(layer): {"key_bits": 2, "value_bits": 2} for layer in range(source.layers)},
     ).write(recipe)
     tasks = f"--tasks={demo.DATA_DIR / 'choice.jsonl'},{texts['tasks']}"
-    measured = [tasks, "--limit=4", "--num_shuffles=0", "--noise_items=2", "--judge=false", "--speed=false"]
-    windows = ["--calibration_samples=1", "--calibration_length=64"]
+    measured = [
+        tasks,
+        "--limit=4",
+        "--num_shuffles=0",
+        "--task_args",
+        "noise_items=2",
+        "--judge=false",
+        "--speed=false",
+    ]
+    windows = ["--calibration_args", "samples=1,length=64"]
     assert cli.main(["main", "--method=mixed", f"--method_args=recipe={recipe}", *windows, *measured]) == 0
     [refused] = tracker.find_finished("main")
     limit = refused.data.metrics["distance/corpus_kl_mean"] / 3
     policy = tmp_path / "policy.yaml"
     gate = f"{{metric: distance/corpus_kl_mean, at_most: {limit}, bound: value}}"
     policy.write_text(f"kl: none\ngates: [{gate}]\nmargins: []\n")
-    repair = ["search", f"--policy={policy}", "--search_windows=4", "--search_rounds=0", "--cache_tokens=1000"]
+    repair = ["search", f"--policy={policy}", "--search_args", "windows=4,rounds=0,cache_tokens=1000"]
     assert cli.main([*repair, f"--repair={refused.info.run_id}"]) == 0
     assert "Cache: keys and values of 1,000 tokens" in capsys.readouterr().out
     found = tracker.fetch_json(searches(tracker)[0].info.run_id, "repair.json")

@@ -52,10 +52,10 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     store = tmp_path / "runs"
     asked = settings(tmp_path, store=store, served_model=NAME, progress=said.append)
     with served_demo(loaded) as server:
-        found = mc.evaluate(f"endpoint:{server.base_url}", noise_items=2, **asked)
+        found = mc.evaluate(f"endpoint:{server.base_url}", task_args={"noise_items": 2}, **asked)
         fixed, n_asked = loaded.tokenizer(TEXT)["input_ids"][:5], len(server.bodies)
         times = {n for body, n in server.answered.items() if json.loads(body)["prompt"][:5] != fixed}
-        again = mc.evaluate(f"endpoint:{server.base_url}", noise_items=2, **asked)
+        again = mc.evaluate(f"endpoint:{server.base_url}", task_args={"noise_items": 2}, **asked)
         n_probed = len(server.bodies) - n_asked
     assert found["distance/flips_pct"].value == 0.0
     # A KL is at most half of the square of the largest change of ln p; both sides are rounded.
@@ -105,7 +105,13 @@ def test_the_page_counts_the_requests_that_a_server_sees(
     cloze, lettered = task(tmp_path).split(",")
     asked = {"tasks": lettered if kind == "lettered" else cloze, "num_shuffles": num_shuffles, "num_fewshot": 0}
     with served_demo(loaded, lists=kind != "alone") as server:
-        mc.evaluate(f"endpoint:{server.base_url}", served_model=NAME, noise_items=2, store=tmp_path / "runs", **asked)
+        mc.evaluate(
+            f"endpoint:{server.base_url}",
+            endpoint_args={"served_model": NAME},
+            task_args={"noise_items": 2},
+            store=tmp_path / "runs",
+            **asked,
+        )
         seen = len(server.bodies)
     each = on_page(QUESTION[kind]) + num_shuffles * on_page("each shuffle")
     # A server that takes no lists is asked for one in both forms. Six questions, and two of them again. Echoes share requests: of four questions (8 options), of two with lists (4),
@@ -156,9 +162,9 @@ def test_a_figure_is_of_all_items_or_the_first_line_says_how_many_have_no_score(
         server.fault = answered
         found = mc.evaluate(
             f"endpoint:{server.base_url}",
-            served_model=NAME,
+            endpoint_args={"served_model": NAME},
             tasks=str(tmp_path / "cloze.jsonl"),
-            noise_items=2,
+            task_args={"noise_items": 2},
             dtype="float32",
             store=tmp_path / "runs",
         )
@@ -175,9 +181,7 @@ def test_a_served_variant_against_a_served_baseline(loaded: LoadedModel, tmp_pat
         found = mc.evaluate(
             f"endpoint:{variant.base_url}",
             model=f"endpoint:{baseline.base_url}",
-            baseline_served_model=NAME,
-            served_model=NAME,
-            tokenizer=str(demo.MODEL_DIR),
+            endpoint_args={"baseline_served_model": NAME, "served_model": NAME, "tokenizer": str(demo.MODEL_DIR)},
             **settings(tmp_path, store=tmp_path / "runs"),
         )
     assert found.baseline == NAME
@@ -220,12 +224,9 @@ def test_a_served_variant_answers_the_judge_stage(loaded: LoadedModel, tmp_path:
     with served_demo(loaded) as server:
         answers = mc.judge(
             f"endpoint:{server.base_url}",
-            served_model=NAME,
+            endpoint_args={"served_model": NAME},
             judges="similarity,divergent_tokens",
-            instruction_limit=1,
-            num_samples=2,
-            max_new_tokens=4,
-            judge_max_tokens=4,
+            answer_args={"instruction_limit": 1, "num_samples": 2, "max_new_tokens": 4, "judge_max_tokens": 4},
             dtype="float32",
             store=tmp_path / "runs",
         )
@@ -281,8 +282,15 @@ def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: P
     with served_demo(loaded) as server:
         command = [
             *(sys.executable, "-m", "mlflow_compress", "evaluate"),
-            *("--checkpoint", f"endpoint:{server.base_url}", "--served_model", NAME, "--tasks", tasks),
-            *("--num_shuffles", "1", "--num_fewshot", "0", "--dtype", "float32", "--endpoint_concurrency", "2"),
+            *(
+                "--checkpoint",
+                f"endpoint:{server.base_url}",
+                "--endpoint_args",
+                f"served_model={NAME}",
+                "--tasks",
+                tasks,
+            ),
+            *("--num_shuffles", "1", "--num_fewshot", "0", "--dtype", "float32", "--endpoint_args", "concurrency=2"),
         ]
 
         def environment(name: str) -> dict[str, str]:

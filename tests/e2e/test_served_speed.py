@@ -61,7 +61,7 @@ def server(loaded: LoadedModel) -> Iterator[ServedDemo]:
 
 
 def timed(server: ServedDemo, store: Path, **more: Any) -> mc.SpeedMeasurement:
-    return mc.speed(f"endpoint:{server.base_url}", served_model=NAME, store=store, **{**FEW, **more})
+    return mc.speed(f"endpoint:{server.base_url}", endpoint_args={"served_model": NAME}, store=store, **{**FEW, **more})
 
 
 def seconds_of(records: Path, batch: int) -> np.ndarray:
@@ -135,4 +135,9 @@ def test_text_alone_has_no_speed_and_a_served_baseline_needs_a_served_variant(
         found = timed(server, tmp_path)
     assert not found.results and "takes prompts as text alone" in found.summary
     with pytest.raises(ConfigError, match="names a served model, and what is asked here needs one in a folder"):
-        mc.speed(tmp_path, model="endpoint:http://127.0.0.1:1/v1", baseline_served_model="x", store=tmp_path)
+        mc.speed(
+            tmp_path,
+            model="endpoint:http://127.0.0.1:1/v1",
+            endpoint_args={"baseline_served_model": "x"},
+            store=tmp_path,
+        )

@@ -19,7 +19,7 @@ from mlflow_compress.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-FEW = ["--limit=1", "--judge=false", "--noise_items=5"]
+FEW = ["--limit=1", "--judge=false", "--task_args", "noise_items=5"]
 
 
 def command(*options: str) -> list[str]:
@@ -108,7 +108,7 @@ def test_a_variant_that_fails_is_marked_and_the_same_command_goes_on(
 
 def test_a_variant_of_a_sweep_has_the_numbers_of_a_main_run(tracker: Tracker) -> None:
     """The stages in one process leave what they leave in processes of their own, bit for bit."""
-    single = mc.run(method="gptq", bits=4, limit=1, noise_items=5, judge=False)
+    single = mc.run(method="gptq", bits=4, limit=1, task_args={"noise_items": 5}, judge=False)
     checkpoint = Path(single.checkpoint)
     weights = (checkpoint / "model.safetensors").read_bytes()
     for run in tracker.client.search_runs([tracker.experiment_id]):
@@ -225,7 +225,9 @@ def test_two_sweeps_at_once_lose_nothing(tmp_path: Path) -> None:
 
 def test_variants_of_a_sweep_are_compared_on_the_drawn_items_that_they_share(tracker: Tracker) -> None:
     def sweep() -> Any:
-        return mc.sweep(methods="rtn", bits="8,3", items=120, num_shuffles=0, noise_items=5, judge=False, speed=False)
+        return mc.sweep(
+            methods="rtn", bits="8,3", items=120, num_shuffles=0, task_args={"noise_items": 5}, judge=False, speed=False
+        )
 
     found = sweep()
     board = found.scoreboard
@@ -256,7 +258,7 @@ def test_items_are_added_to_finished_variants_and_the_rest_stays(
             items="auto",
             policy=wide,
             num_shuffles=0,
-            noise_items=5,
+            task_args={"noise_items": 5},
             judge=False,
             speed=False,
         )

@@ -9,7 +9,7 @@ from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 from tests.e2e.test_sweep import FEW, sweeps
 
-QUICK = [*FEW, "--limit=2", "--speed=false", "--calibration_samples=4", "--calibration_length=32", "--bits=4"]
+QUICK = [*FEW, "--limit=2", "--speed=false", "--calibration_args", "samples=4,length=32", "--bits=4"]
 
 
 @pytest.mark.slow

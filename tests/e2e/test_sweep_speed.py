@@ -8,14 +8,23 @@ from mlflow_compress.decide.scoreboard import SERVING
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking.tracker import Tracker
 
-SHORT = ["--speed_repeats=2", "--speed_prompt_tokens=8", "--speed_new_tokens=3", "--speed_threads=1"]
+SHORT = ["--speed_args", "repeats=2,prompt_tokens=8,new_tokens=3,threads=1"]
 
 
 @pytest.mark.slow  # CI runs the timing in test_speed.py
 def test_speed_and_memory_reach_the_scoreboard_the_page_and_the_decision(
     tracker: Tracker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["sweep", "--methods=layer-drop,hqq", "--bits=8", "--limit=1", "--judge=false", "--noise_items=5", *SHORT]
+    command = [
+        "sweep",
+        "--methods=layer-drop,hqq",
+        "--bits=8",
+        "--limit=1",
+        "--judge=false",
+        "--task_args",
+        "noise_items=5",
+        *SHORT,
+    ]
     assert cli.main(command) == 0
     shown = capsys.readouterr().out
     assert "timed in" in shown and "Not timed: hqq-8bit-g64; the format hqq_packed is only simulated" in shown

@@ -82,7 +82,11 @@ def test_the_first_divergent_token_is_the_first_under_teacher_forcing(
 def evaluated(folder: Path, store: Path) -> Callable[..., Evaluation]:
     def evaluate(name: str, **more: object) -> Evaluation:
         return mc.evaluate(
-            folder / name, tasks="traces", trace_max_new_tokens=12, store=store, **{"trace_prompts": 4, **more}
+            folder / name,
+            tasks="traces",
+            task_args={"trace_max_new_tokens": 12},
+            store=store,
+            **{"trace_prompts": 4, **more},
         )
 
     return evaluate
@@ -115,7 +119,9 @@ def test_other_traces_are_another_evaluation(evaluated: Callable[..., Evaluation
 
 def test_wrong_traces_are_refused_before_a_run_is_made(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'trace_instructions' names no set and no file"):
-        mc.evaluate(folder / "none", tasks="traces", trace_instructions="nothing", store=tmp_path / "empty")
+        mc.evaluate(
+            folder / "none", tasks="traces", task_args={"trace_instructions": "nothing"}, store=tmp_path / "empty"
+        )
     with pytest.raises(ConfigError, match=r"has no few-shot examples.*traces@3"):
         mc.evaluate(folder / "none", tasks="traces@3", store=tmp_path / "empty")
     assert not runs_in(tmp_path / "empty")

@@ -152,11 +152,10 @@ def test_no_lock_stays_behind(workdir: Path, monkeypatch: pytest.MonkeyPatch) ->
     with judge_server(lambda *_: (200, completion("[[5]]", "j")), model="j") as server:
         mc.judge(
             made,
-            instruction_limit=2,
-            max_new_tokens=4,
+            answer_args={"instruction_limit": 2, "max_new_tokens": 4},
             judges="mt_bench",
             judge_model="j",
-            judge_base_url=server.base_url,
+            judge_args={"base_url": server.base_url},
         )
     mc.sweep(methods="rtn", bits="8", judge=False, **few)
     left = {path for path in workdir.rglob("*.lock") if "processes" not in path.parts}  # this process lives

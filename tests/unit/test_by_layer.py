@@ -233,10 +233,12 @@ def test_a_plan_says_what_is_read_and_held(
     tasks = str(demo.DATA_DIR / "choice.jsonl")
     monkeypatch.setattr(scoring_costs, "this_machine", lambda: (1e9, 1e9, 1e9))
     given = {"model": str(folder), "device": "balanced", "max_memory": f"cpu={memory}", "judge": False}
-    plan = mc.plan(tasks=tasks, limit=8, noise_items=0, **given)
+    plan = mc.plan(tasks=tasks, limit=8, task_args={"noise_items": 0}, **given)
     planned = plan.stages[0]
 
-    [slow, *_] = mc.plan(tasks=tasks, limit=8, noise_items=0, disk_bandwidth=1e-6, **given).stages
+    [slow, *_] = mc.plan(
+        tasks=tasks, limit=8, task_args={"noise_items": 0}, machine_args={"disk_bandwidth": 1e-6}, **given
+    ).stages
 
     monkeypatch.setattr(offloading, "_SAMPLE", 0)
     fetched = count_fetched(monkeypatch)

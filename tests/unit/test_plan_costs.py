@@ -164,7 +164,7 @@ def test_the_plan_counts_what_the_engine_does(tmp_path: Path) -> None:
     with StateWriter(tmp_path / "states", loaded) as writer:
         run_model(scorer, suite, generations=False, capture=writer)
     stored = sum(file.stat().st_size for file in (tmp_path / "states").iterdir())
-    found = mc.plan(limit=3, device="cpu", judge=False, noise_items=0)
+    found = mc.plan(limit=3, device="cpu", judge=False, task_args={"noise_items": 0})
     expected = scored_work(suite, scorer.encoder, batch_tokens=1024, head_rows=1024)
     assert expected.rows == sum(shard["rows"] for shard in writer.shards)
     assert found.states_bytes == pytest.approx(stored, rel=0.01)
@@ -173,7 +173,12 @@ def test_the_plan_counts_what_the_engine_does(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit_has_no_seconds() -> None:
     found = mc.plan(
-        model=str(SCALE / "deepseek-v3"), tokenizer=str(demo.MODEL_DIR), tasks="demo", limit=2, devices=8, judge=False
+        model=str(SCALE / "deepseek-v3"),
+        tokenizer=str(demo.MODEL_DIR),
+        tasks="demo",
+        limit=2,
+        devices=8,
+        judge=False,
     )
     assert found.copies == 0 and found.seconds is None and "does not fit" in found.summary
     assert all(stage.seconds is None and stage.dollars is None for stage in found.stages)
@@ -181,8 +186,10 @@ def test_a_model_that_does_not_fit_has_no_seconds() -> None:
 
 def test_copies_share_the_work_and_dollars_count_every_device() -> None:
     given = {"model": str(SCALE / "llama-3-70b"), "tokenizer": str(demo.MODEL_DIR), "tasks": "demo", "limit": 2}
-    few = mc.plan(**given, dtype="bfloat16", devices=8, price=2.0, judge=False, disk_bandwidth=1e9)
-    many = mc.plan(**given, dtype="bfloat16", devices=64, price=2.0, judge=False, disk_bandwidth=1e9)
+    few = mc.plan(**given, dtype="bfloat16", devices=8, machine_args={"price": 2.0, "disk_bandwidth": 1e9}, judge=False)
+    many = mc.plan(
+        **given, dtype="bfloat16", devices=64, machine_args={"price": 2.0, "disk_bandwidth": 1e9}, judge=False
+    )
     assert few.devices_per_copy == 2 and (few.copies, many.copies) == (4, 32)
     assert mc.plan(**given, devices=8, judge=False).devices_per_copy == 2  # its own dtype on GPUs, which is bfloat16
     assert mc.plan(**given, dtype="float32", devices=8, judge=False).devices_per_copy == 4
@@ -237,8 +244,8 @@ def test_a_plan_names_its_machine_and_a_cpu_is_this_one(monkeypatch: pytest.Monk
     # In the best 0.01 s 2 * 1024^3 operations, and 4 * 2^26 bytes.
     assert f"with {memory:.3g} GiB, 0.215 Tflop/s and 0.027 TB/s" in note
     assert here.seconds > 10 * plan.seconds  # type: ignore[operator]
-    assert mc.plan(limit=2, judge=False, device="cpu", device_memory=0.01).devices_per_copy > 1
+    assert mc.plan(limit=2, judge=False, device="cpu", machine_args={"device_memory": 0.01}).devices_per_copy > 1
 
 
 def test_a_plan_for_a_gpu_is_made_on_any_machine() -> None:
-    assert mc.plan(limit=2, device="cuda", judge=False, noise_items=0).copies == 1
+    assert mc.plan(limit=2, device="cuda", judge=False, task_args={"noise_items": 0}).copies == 1

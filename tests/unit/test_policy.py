@@ -138,7 +138,7 @@ def test_a_policy_that_makes_no_sense_is_refused_with_every_place(
     file.write_text(text)
     given = [str(file)] if command == "policy" else ["--model", "demo", "--policy", str(file)]
     if command == "gate":
-        given += ["--checkpoint", "endpoint:http://127.0.0.1:1/v1", "--served_model", "x"]
+        given += ["--checkpoint", "endpoint:http://127.0.0.1:1/v1", "--endpoint_args", "served_model=x"]
     assert cli.main([command, *given]) == 2
     said = capsys.readouterr().err
     assert str(file) in said

@@ -375,4 +375,4 @@ def test_an_evaluation_of_a_cache_that_rounds_nothing_fails(tmp_path: Path) -> N
         output_dir=str(tmp_path / "out"),
     )
     with pytest.raises(UnsupportedError, match="not applied"):
-        mc.evaluate(made, tasks="demo", limit=8, noise_items=8, store=tmp_path / "store")
+        mc.evaluate(made, tasks="demo", limit=8, task_args={"noise_items": 8}, store=tmp_path / "store")

@@ -141,7 +141,7 @@ def test_a_format_has_the_runtime_that_computes_with_it(
 def test_both_models_are_timed_in_their_own_processes(tmp_path: Path) -> None:
     shorter = mc.compress("demo", "layer-drop", method_args={"layers": "1"}, store=tmp_path)
     measured = mc.speed(
-        shorter, speed_repeats=2, speed_prompt_tokens=8, speed_new_tokens=3, speed_threads=1, store=tmp_path
+        shorter, speed_args={"repeats": 2, "prompt_tokens": 8, "new_tokens": 3, "threads": 1}, store=tmp_path
     )
     rounds = measured["speed/decode_ratio_batch_8"].n
     assert 2 <= rounds <= 8 and ("noisy" not in measured.summary or rounds == 8)
@@ -188,7 +188,7 @@ def test_a_simulated_format_gets_no_speed(tmp_path: Path) -> None:
 def test_longer_than_the_context_is_refused(tmp_path: Path) -> None:
     halved = mc.compress("demo", "fp16", store=tmp_path)
     with pytest.raises(ConfigError, match="at most 1024"):
-        mc.speed(halved, speed_prompt_tokens=1000, speed_new_tokens=100, store=tmp_path)
+        mc.speed(halved, speed_args={"prompt_tokens": 1000, "new_tokens": 100}, store=tmp_path)
 
 
 def call_of(runtime: str, folder: Path) -> timing.RuntimeCall:

@@ -112,7 +112,14 @@ def test_a_missing_kernel_is_found_before_the_baseline_is_scored_and_names_the_p
     variant = mc.compress("demo", method="rtn", output_dir=str(tmp_path / "out"), store=tmp_path / "runs")
     processor = rounding_identity(torch.device("cpu"))["processor"]
     with pytest.raises(UnsupportedError, match=f"does not run it.*cpu_gemm_wna16.*AVX-512, and this is {processor}"):
-        mc.evaluate(variant, engine="vllm", vllm_python=sys.executable, tasks="demo", limit=1, store=tmp_path / "runs")
+        mc.evaluate(
+            variant,
+            engine="vllm",
+            engine_args={"vllm_python": sys.executable},
+            tasks="demo",
+            limit=1,
+            store=tmp_path / "runs",
+        )
     names = [run.info.run_name for run in runs_in(tmp_path / "runs")]
     assert [name.split()[0] for name in sorted(names)] == ["evaluate", "quantize"]
 

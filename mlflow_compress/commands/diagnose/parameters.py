@@ -2,22 +2,34 @@
 
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.config.declarations import Group, Parameters, option
+from mlflow_compress.config.declarations import Group, Parameters, Together, option
 from mlflow_compress.config.groups import CompressionConfig, EvaluationConfig, InferenceConfig, SourceConfig
+
+DIAGNOSIS_ARGS = Together("diagnosis_args", "how closely groups of weights are measured: name=value,name=value")
 
 
 class DiagnosisConfig(Group):
     """On how much text every group of weights is measured, and with which controls."""
 
     corpus_tokens: int = option(
-        16384, "tokens of each corpus on which every group of weights is measured; 0 takes all", ge=0
+        16384,
+        "tokens of each corpus on which every group of weights is measured; 0 takes all",
+        ge=0,
+        within=DIAGNOSIS_ARGS,
     )
-    corpus_window: int = option(512, "tokens of one text: the corpus is cut into texts of this length", ge=4)
+    corpus_window: int = option(
+        512, "tokens of one text: the corpus is cut into texts of this length", ge=4, within=DIAGNOSIS_ARGS
+    )
     noise_control: bool = option(
-        True, "also measure Gaussian noise of the same size on each group (doubles the time): size or direction?"
+        True,
+        "also measure Gaussian noise of the same size on each group (doubles the time): size or direction?",
+        within=DIAGNOSIS_ARGS,
     )
     state_memory: float = option(
-        1.0, "GiB of memory for the baseline's states, so that only the layers behind a swap are computed", gt=0
+        1.0,
+        "GiB of memory for the baseline's states, so that only the layers behind a swap are computed",
+        gt=0,
+        within=DIAGNOSIS_ARGS,
     )
 
 

@@ -25,7 +25,7 @@ from mlflow_compress.commands.shared.stored import read_account, stored_results
 from mlflow_compress.commands.shared.tabular import lines_of_run
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.config import ENDPOINT, Parameters, as_text, is_endpoint, parameters
+from mlflow_compress.config import ENDPOINT, Parameters, as_given, is_endpoint, parameters
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.decide.promotion import PolicyAnswer
 from mlflow_compress.errors import StageError
@@ -100,7 +100,7 @@ StartStage = Callable[[Tracker, str, Parameters, TrackedRun], str]
 def as_project(python: WarmPython, output: tuple[int, int] = (1, 2)) -> StartStage:
     """Return what runs a stage as an MLflow project, in a process of its own that writes to these open files."""
     return lambda tracker, stage, config, parent: run_stage(
-        tracker, stage, as_text(config), parent=parent, python=python, output=output
+        tracker, stage, as_given(config), parent=parent, python=python, output=output
     )
 
 

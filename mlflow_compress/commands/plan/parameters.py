@@ -6,9 +6,12 @@ from pydantic import Field
 
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.config import groups
-from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Parameters, like, option
+from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Parameters, Together, like, option
 
 AutoOrNumber = Annotated[float, Field(gt=0)] | Literal["auto"]
+
+
+MACHINE_ARGS = Together("machine_args", "what the work would run on: name=value,name=value")
 
 
 class MachineConfig(Group):
@@ -16,21 +19,25 @@ class MachineConfig(Group):
 
     devices: int = option(1, "GPUs, or machines without one", ge=1)
     device_memory: AutoOrNumber = option(
-        "auto", "GiB of one device; auto: 80, and with device=cpu the memory of this machine"
+        "auto", "GiB of one device; auto: 80, and with device=cpu the memory of this machine", within=MACHINE_ARGS
     )
     device_tflops: AutoOrNumber = option(
         "auto",
         "10^12 operations a second that one device sustains in the dtype; auto: 400, as an H100 in bfloat16, and with "
         "device=cpu what this machine is measured to do in float32",
+        within=MACHINE_ARGS,
     )
     device_bandwidth: AutoOrNumber = option(
         "auto",
         "TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with device=cpu what this "
         "machine is measured to do",
+        within=MACHINE_ARGS,
     )
-    disk_bandwidth: float = option(2.0, "GB a second of the storage, for all devices together", gt=0)
+    disk_bandwidth: float = option(
+        2.0, "GB a second of the storage, for all devices together", gt=0, within=MACHINE_ARGS
+    )
     price: Annotated[Annotated[float, Field(ge=0)] | None, OrNone] = option(
-        None, "dollars of one device for an hour; none: no dollars"
+        None, "dollars of one device for an hour; none: no dollars", within=MACHINE_ARGS
     )
 
 

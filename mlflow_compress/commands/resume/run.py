@@ -8,7 +8,7 @@ from typing import Any, Literal
 from mlflow_compress.commands.command import COMMANDS, Say, silent
 from mlflow_compress.commands.resume.parameters import ResumeConfig
 from mlflow_compress.commands.shared.tabular import Tabular
-from mlflow_compress.config import parameters
+from mlflow_compress.config import given_parameters
 from mlflow_compress.config.declarations import as_typed
 from mlflow_compress.errors import MlflowCompressError, StoreAwayError, TrackingError, breaks_off
 from mlflow_compress.tracking import run_names
@@ -95,7 +95,7 @@ def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
 def _shown(note: UnfinishedCommand) -> str:
     """Return a command as a user types it, without the parameters at their defaults."""
     cls = COMMANDS.get(note.command).parameters
-    defaults = {name: as_typed(field.default) for name, field in parameters(cls).items()} if cls else {}
+    defaults = {name: as_typed(field.default) for name, field in given_parameters(cls).items()} if cls else {}
     given = [f"--{name} {value}" for name, value in note.parameters.items() if value != defaults.get(name)]
     return " ".join([note.command, *given])
 

@@ -18,6 +18,7 @@ from mlflow_compress.config.declarations import (
     Pairs,
     Parameters,
     Target,
+    Together,
     like,
     option,
 )
@@ -51,6 +52,9 @@ C = TypeVar("C", bound=Parameters)
 Budgets = Annotated[OptionalNames, AfterValidator(_positive_numbers)]
 
 
+SEARCH_ARGS = Together("search_args", "how candidates are measured: name=value,name=value")
+
+
 class SearchSpaceConfig(Group):
     """Which formats may be mixed, and within what."""
 
@@ -64,7 +68,9 @@ class SearchSpaceConfig(Group):
         "fp8; 16 is a cache that stays as it is",
     )
     cache_tokens: AutoOrCount = option(
-        "auto", "tokens in the cache whose bytes count with the weights'; 'auto': the model's context"
+        "auto",
+        "tokens in the cache whose bytes count with the weights'; 'auto': the model's context",
+        within=SEARCH_ARGS,
     )
     bits_per_weight: Budgets = option(
         None, "most stored bits per weight of the linear layers; several, comma-separated, give a front"
@@ -84,15 +90,23 @@ class SearchSpaceConfig(Group):
         "text that the costs are measured on: as 'calibration'; none: the calibration text, behind the part that "
         "calibrates",
         path="file",
+        within=SEARCH_ARGS,
     )
-    search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2)
+    search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2, within=SEARCH_ARGS)
     search_rounds: int = option(
-        2, "with max_kl or repair: how many more checkpoints are tried, until one keeps to the limit", ge=0
+        2,
+        "with max_kl or repair: how many more checkpoints are tried, until one keeps to the limit",
+        ge=0,
+        within=SEARCH_ARGS,
     )
     estimate: Literal["none", "fisher"] = option(
-        "none", "estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors"
+        "none",
+        "estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors",
+        within=SEARCH_ARGS,
     )
-    measured_swaps: int = option(0, "with estimate: most swaps that are measured; 0: as many as are chosen", ge=0)
+    measured_swaps: int = option(
+        0, "with estimate: most swaps that are measured; 0: as many as are chosen", ge=0, within=SEARCH_ARGS
+    )
     group_size: str = like(CompressionConfig, "group_size")
     calibration: str = like(CompressionConfig, "calibration")
     calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")

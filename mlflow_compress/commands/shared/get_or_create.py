@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlflow_compress.commands.command import all_commands
-from mlflow_compress.config import Parameters, as_text
+from mlflow_compress.config import Parameters, as_given
 from mlflow_compress.files import alone_with
 from mlflow_compress.home import home
 from mlflow_compress.tracking import run_names
@@ -41,10 +41,9 @@ def unfinished_until_ended(config: Parameters) -> Iterator[None]:
     if not command.resumable:
         yield
         return
-    values = as_text(config)
-    for address in VARIABLES.keys() & values.keys():  # may hold a password
-        values[address] = shown_url(values[address])
-    with noted(tracking_uri(), command.name, values) as killed:
+    values = config.values()
+    addresses = {name: shown_url(values[name]) for name in VARIABLES if values.get(name)}  # may hold a password
+    with noted(tracking_uri(), command.name, as_given(config.with_values(**addresses))) as killed:
         yield
     if killed:
         Tracker(config.experiment).drop_killed(killed)
