@@ -163,7 +163,11 @@ def check(folder: Path, allowed: str) -> dict[str, Any]:
     shape = costs.model_shape(scorer.loaded.configuration())
     work = scored_work(suite(4), scorer.encoder, **engine.default_limits(shape.vocabulary, on_gpu=False))
     flops = 2 * costs.scoring_operations(shape, work) / (before + known_seconds())
-    given: dict[str, Any] = {"device": "balanced", "max_memory": f"cpu={allowed}", "device_tflops": flops / 1e12}
+    given: dict[str, Any] = {
+        "device": "balanced",
+        "max_memory": f"cpu={allowed}",
+        "machine_args": {"device_tflops": flops / 1e12},
+    }
     planned = mc.plan(
         model=str(folder), tasks=tasks, limit=12, task_args={"noise_items": 0}, judge=False, **given
     ).stages[0]

@@ -20,7 +20,7 @@ parser.add_argument("--limit", type=int, default=200, help="items per task (defa
 parser.add_argument("--store", default="forecast-benchmark", help="folder of the runs, in which finished work is found")
 asked = parser.parse_args()
 
-alike = {"num_shuffles": 0, "noise_items": 20, "store": asked.store}
+alike = {"num_shuffles": 0, "task_args": {"noise_items": 20}, "store": asked.store}
 there = {"tasks": asked.tasks, "data_dir": asked.data_dir, "limit": asked.limit, **alike}
 [first, *_] = made = [mc.compress("demo", method, bits=bits, store=asked.store) for method, bits in VARIANTS]
 print("| variant | task | expected, % | flipped, % | inside |\n|---|---|---|---|---|")

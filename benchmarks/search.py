@@ -70,9 +70,14 @@ def main() -> None:
     texts = (
         halves(folder) if given.model in ("demo", "demo-tools") else samples(folder, given.model, given.samples, 256)
     )
-    own = ("formats", "bits_per_weight", "group_size", "search_windows", "model")
+    how = {"text": texts.pop("search_text"), "windows": given.search_windows}
+    own = ("formats", "bits_per_weight", "group_size", "model")
     found = mc.search(
-        **{name: getattr(given, name) for name in own}, **texts, task_args={"noise_items": 2}, progress=print
+        **{name: getattr(given, name) for name in own},
+        **texts,
+        search_args=how,
+        task_args={"noise_items": 2},
+        progress=print,
     )
 
     print(found.as_text(), "\n")

@@ -297,7 +297,7 @@ def diagnose(
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     method
-        compression method (mlflow-compress methods lists them) [awq]
+        compression method (mlflow-compress list methods lists them) [awq]
     bits
         bits per weight; 'auto' takes the method's default [auto]
     group_size
@@ -689,7 +689,7 @@ def gate(
         - vllm_python: engine=vllm and speed: file of the Python that has vLLM; none: that of
           MLFLOW_COMPRESS_VLLM_PYTHON [none]
     policy
-        YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
+        YAML file that decides; none: the default policy, which `mlflow-compress promote policy` prints [none]
     min_decode_speedup
         smallest accepted decode speed over the baseline's, one sequence at a time (1.2 is a fifth faster): lower
         end of its 95 % interval; none: the policy's (no such gate) [none]
@@ -968,7 +968,7 @@ def plan(
     tokenizer
         folder or hub id of the tokenizer; none: the model's own [none]
     method
-        compression method (mlflow-compress methods lists them) [awq]
+        compression method (mlflow-compress list methods lists them) [awq]
     bits
         bits per weight of the compressed linear layers [4]
     calibration_args
@@ -1093,7 +1093,7 @@ def promote(
         evaluation id whose variants compete (6 or more digits of it); 'auto' is the one with the most items
         [auto]
     policy
-        YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
+        YAML file that decides; none: the default policy, which `mlflow-compress promote policy` prints [none]
     max_kl
         largest KL (nats), clipped at 1 per item: upper end; none: the policy's (0.05) [none]
     max_kl_outliers_pct
@@ -1111,7 +1111,7 @@ def promote(
     alias
         registry alias that moves to the winner [champion]
     needs
-        'approval': the alias stays, and the winner waits until `mlflow-compress approve` moves it (none |
+        'approval': the alias stays, and the winner waits until `mlflow-compress promote approve` moves it (none |
         approval) [none]
     waiver
         YAML file that waives one requirement: {requirement, reason, person, until: 2027-01-31} [none]
@@ -1263,7 +1263,7 @@ def run(
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     method
-        compression method (mlflow-compress methods lists them) [awq]
+        compression method (mlflow-compress list methods lists them) [awq]
     bits
         bits per weight; 'auto' takes the method's default [auto]
     group_size
@@ -1515,7 +1515,7 @@ def search(
         in place of all: id of a main run whose variant a policy refuses; find the fewest extra bytes with which
         it passes [none]
     policy
-        YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
+        YAML file that decides; none: the default policy, which `mlflow-compress promote policy` prints [none]
     group_size
         weights that share one scale; 'auto' takes the method's default [auto]
     calibration
@@ -1706,9 +1706,9 @@ def serve_webhook(
         YAML file of parameters of `gate`, which decides on versions that `main` has not made; none: nothing does
         [none]
     policy
-        YAML file that decides; none: the default policy, which `mlflow-compress policy` prints [none]
+        YAML file that decides; none: the default policy, which `mlflow-compress promote policy` prints [none]
     needs
-        'approval': the alias stays, and the winner waits until `mlflow-compress approve` moves it (none |
+        'approval': the alias stays, and the winner waits until `mlflow-compress promote approve` moves it (none |
         approval) [none]
     alias
         registry alias that moves to the winner [champion]
@@ -1863,7 +1863,7 @@ def sweep(
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     methods
-        compression methods, comma-separated (mlflow-compress methods lists them) [rtn,gptq,awq]
+        compression methods, comma-separated (mlflow-compress list methods lists them) [rtn,gptq,awq]
     bits
         bits per weight, comma-separated; 'auto' takes each method's default; every combination is a variant
         [auto]

@@ -11,7 +11,7 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -44,10 +44,16 @@ _NEW_OBJECTS = 10_000  # before garbage is looked for; by default 700, and then 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser: one sub-command per command, one option per parameter."""
-    known = all_commands()
+    known = _typed_commands()
     lines: dict[str, list[str]] = {heading: [] for heading in HEADINGS}
-    for name, command in known.items():
-        lines.setdefault(command.heading, []).append(name)  # a plug-in may have a heading of its own
+    for command in known.values():
+        if not command.within:
+            lines.setdefault(command.heading, []).append(command.name)  # a plug-in may have a heading of its own
+    for name, several in _several(known).items():
+        [heading] = {command.heading for command in several}
+        alone = [*lines[heading], name] if name not in known else lines[heading]
+        inner = f"{name} ({', '.join(command.typed.partition(' ')[2] for command in several)})"
+        lines[heading] = [inner if one == name else one for one in alone]
     parser = argparse.ArgumentParser(
         prog="mlflow-compress",
         usage="mlflow-compress COMMAND [--NAME VALUE ...]",
@@ -64,6 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, command in known.items():
         epilog = f"{_EPILOG} {_EXIT}" if command.decides else _EPILOG if command.parameters else None
+        if behind := _several(known).get(name):
+            epilog = f"Also: {', '.join(other.typed for other in behind)}. {epilog}"
         one = commands.add_parser(
             name,
             description=command.about,
@@ -82,8 +90,8 @@ def build_parser() -> argparse.ArgumentParser:
                 for option in names:
                     short = (command.short[option],) if option in command.short else ()
                     text = "\n".join(described_option(command.parameters, option)).replace("%", "%%")
-                    several: dict[str, Any] = {} if option in declared else {"action": "append"}  # settings add up
-                    section.add_argument(f"--{option}", *short, metavar="VALUE", help=text, **several)
+                    adding: dict[str, Any] = {} if option in declared else {"action": "append"}  # settings add up
+                    section.add_argument(f"--{option}", *short, metavar="VALUE", help=text, **adding)
         if (given := command.positional) is not None:
             one.add_argument("given", nargs="*", metavar=given.metavar, help=given.help)
     return parser
@@ -97,6 +105,32 @@ class _LinesOfHelp(argparse.HelpFormatter):
         for line in text.splitlines():
             lines += textwrap.wrap(line, width, subsequent_indent=" " * 2 * line.startswith("- "))
         return lines
+
+
+def _typed_commands() -> dict[str, Command]:
+    """Return every command by what is typed for it."""
+    return {command.typed: command for command in all_commands().values()}
+
+
+def _several(known: Mapping[str, Command]) -> dict[str, list[Command]]:
+    """Return the commands that are typed behind another word, by that word."""
+    words = dict.fromkeys(command.within for command in known.values() if command.within)
+    return {word: [command for command in known.values() if command.within == word] for word in words}
+
+
+def _joined(argv: Sequence[str], known: Mapping[str, Command]) -> list[str]:
+    """Return the arguments with the name of a command in one piece: "promote approve"; half a name is an error."""
+    first, second = (*argv[:2], "", "")[:2]
+    if f"{first} {second}" in known:
+        return [f"{first} {second}", *argv[2:]]
+    if first not in known and (several := _several(known).get(first)):
+        raise errors.ConfigError(
+            f"`{first}` is followed by one of its commands",
+            allowed=[command.typed.partition(" ")[2] for command in several],
+            got=second or "nothing",
+            fix=f"`mlflow-compress {several[0].typed} --help` explains one",
+        )
+    return [*argv]
 
 
 def _headings(command: Command) -> dict[str, list[str]]:
@@ -117,7 +151,7 @@ def _headings(command: Command) -> dict[str, list[str]]:
 
 def _parameters(known: argparse.Namespace, extra: Sequence[str]) -> dict[str, str]:
     """Return the given parameters as text, unknown names too: the configuration refuses those."""
-    command = COMMANDS.get(known.command)
+    command = _typed_commands()[known.command]
     given = {name: value for name, value in vars(known).items() if name != "command" and value is not None}
     together = {name: ",".join(value) for name, value in given.items() if isinstance(value, list) and name != "given"}
     values = {**given, **together}
@@ -173,13 +207,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # tracebacks of what is raised, too
     if "MLFLOW_RUN_ID" in os.environ:
         lifetime.end_with_parent()
-    known, extra = build_parser().parse_known_args(argv)
+    try:
+        asked = _joined(sys.argv[1:] if argv is None else argv, _typed_commands())
+    except errors.ConfigError as half:
+        print(f"mlflow-compress: {half}", file=sys.stderr)
+        return 2
+    known, extra = build_parser().parse_known_args(asked)
     # Progress bars, those of libraries too, vanish when they are full. Files get none, and a sweep shows its table.
     bars = sys.stderr.isatty() and known.command != "sweep"
     os.environ.setdefault(*(("TQDM_LEAVE", "") if bars else ("TQDM_DISABLE", "1")))
     if not is_stage():  # its end is said by the command that has started it
         kept = ". What is computed is kept: go on with the same command, or with `mlflow-compress resume`"
-        resumable = all_commands()[known.command].resumable
+        resumable = _typed_commands()[known.command].resumable
         lifetime.raise_on_signals(f"mlflow-compress: interrupted{kept if resumable else ''}; runs are closed now")
     try:
         answer, exit_code = _answer(known, extra)
@@ -280,7 +319,7 @@ def progress_table(variants: "tuple[VariantProgress, ...]") -> "RenderableType":
 
 
 def _answer(known: argparse.Namespace, extra: Sequence[str]) -> tuple[str, int]:
-    command = COMMANDS.get(known.command)
+    command = _typed_commands()[known.command]
     values: dict[str, Any] = _parameters(known, extra)
     as_json = values.pop("json", False)
     with shown_progress(partial(print, file=sys.stderr, flush=True)) as progress:

@@ -72,6 +72,7 @@ class Command:
     function: Callable[..., Any]  # Returns a result; `as_text` of it is what the command line shows
     parameters: type[Parameters] | None  # None for one that takes only `arguments`
     about: str  # One sentence for the help
+    within: str = ""  # "promote" for one that the command line has as `promote NAME`
     heading: str = "plug-ins"  # The line of the help on which it stands: see `HEADINGS`
     place: int = 100  # Order on that line, and in MLproject
     project: bool = True  # It is an entry point of MLproject
@@ -82,6 +83,11 @@ class Command:
     positional: Positional | None = None
     arguments: tuple[Argument, ...] = ()
     short: Mapping[str, str] = field(default_factory=dict)  # Parameter -> option of one letter
+
+    @property
+    def typed(self) -> str:
+        """Its name on the command line: "promote approve", "receipt compare"."""
+        return f"{self.within} {self.name.removesuffix(f'-{self.within}s')}".strip()
 
     @property
     def tells(self) -> bool:

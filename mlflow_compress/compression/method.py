@@ -120,7 +120,7 @@ class Method(ABC, Generic[S]):
     """One compression method. A new method is a subclass with the `register` decorator."""
 
     name: ClassVar[str]  # Name in the registry and on the command line
-    description: ClassVar[str]  # One line for `mlflow-compress methods`
+    description: ClassVar[str]  # One line for `mlflow-compress list methods`
     reference: ClassVar[str]  # Paper, or documentation of the library
     format: ClassVar[str]  # Format of the checkpoint
     Config: type[S]  # The settings

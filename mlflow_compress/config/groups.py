@@ -76,7 +76,7 @@ class SourceConfig(Group):
 class CompressionConfig(Group):
     """Which method, with which settings, calibrated on what."""
 
-    method: str = option("awq", "compression method (mlflow-compress methods lists them)")
+    method: str = option("awq", "compression method (mlflow-compress list methods lists them)")
     bits: AutoOrCount = option("auto", "bits per weight; 'auto' takes the method's default")
     group_size: str = option("auto", "weights that share one scale; 'auto' takes the method's default")
     calibration: str = option(

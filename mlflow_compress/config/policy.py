@@ -315,7 +315,10 @@ def policy_of(content: Mapping[str, Any], where: str) -> Policy:
 
 def policy_yaml(policy: Policy, *, comments: bool = True) -> str:
     """Return a policy as YAML that `read_policy` reads back, every value named and, with `comments`, explained."""
-    head = "# A promotion policy. What is left out has its default; `mlflow-compress policy` prints all defaults.\n"
+    head = (
+        "# A promotion policy. What is left out has its default; `mlflow-compress promote policy` prints all "
+        "defaults.\n"
+    )
     return (head if comments else "") + "\n".join(_lines(policy, comments, "")) + "\n"
 
 

@@ -50,7 +50,7 @@ def check_is_mentioned(name: str) -> None:
         near = nearest(name, TASKS.names(), n=3)
         own = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise MissingDependencyError(
-            f"Task {name!r} is none of those that `mlflow-compress tasks` lists",
+            f"Task {name!r} is none of those that `mlflow-compress list tasks` lists",
             fix=f"{own}If it is one of lm-evaluation-harness, run: pip install 'mlflow-compress[harness]'",
         )
     word = re.compile(rf"(?<![\w\-.+]){re.escape(name)}(?![\w\-.+])")
@@ -136,7 +136,7 @@ def _unknown(name: str) -> ConfigError:
     near = nearest(name, [*TASKS.names(), *defined_names()], n=3)
     return ConfigError(
         "Unknown task",
-        allowed="files (.jsonl, .txt), names that `mlflow-compress tasks` lists, and those of lm-evaluation-harness",
+        allowed="files (.jsonl, .txt), names that `mlflow-compress list tasks` lists, and those of lm-evaluation-harness",
         got=name,
         fix=f"Did you mean {' or '.join(map(repr, near))}?" if near else None,
     )

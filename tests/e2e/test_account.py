@@ -78,8 +78,8 @@ ASKED: dict[str, tuple[dict[str, Any], int | None, str]] = {
     "all": ({"tasks": rows(4)}, 4, ""),
     "a smaller limit": ({"tasks": rows(4), "limit": 3}, 3, ""),
     "a larger limit": ({"tasks": rows(4), "limit": 100}, 4, ""),
-    "no noise floor": ({"tasks": rows(4), "noise_items": 0}, 4, ""),
-    "a noise floor of more items than there are": ({"tasks": rows(4), "noise_items": 100}, 4, ""),
+    "no noise floor": ({"tasks": rows(4), "task_args": {"noise_items": 0}}, 4, ""),
+    "a noise floor of more items than there are": ({"tasks": rows(4), "task_args": {"noise_items": 100}}, 4, ""),
     "two tasks": ({"tasks": {"a": rows(3), "b": rows(2)}}, 5, ""),
     "a task twice": ({"tasks": "{a},{a}"}, None, "Two tasks have the same name"),
     "two families in one file": ({"tasks": [*rows(3), {**LETTERS[0], "answer": 1}]}, None, "'context' is missing"),
@@ -114,7 +114,9 @@ def test_a_figure_is_of_all_items_asked_for_or_the_first_line_says_so(
         asked = {**asked, "tasks": tasks.format(a=tmp_path / "a.jsonl", text=tmp_path / "t.txt")}
 
     def work() -> mc.Evaluation:
-        return mc.evaluate(compressed, **{"noise_items": 2, "store": compressed.folder.parents[1] / "results", **asked})
+        return mc.evaluate(
+            compressed, **{"task_args": {"noise_items": 2}, "store": compressed.folder.parents[1] / "results", **asked}
+        )
 
     if n is None:
         with pytest.raises(mc.MlflowCompressError, match=said):

@@ -14,7 +14,12 @@ from mlflow_compress.scoring.swap_meter import ALL, NO_SWAP, WHOLE, SwapMeter
 from tests.stores import artifacts, opened, runs_in
 from tests.task_files import sums, write_rows
 
-LITTLE: dict[str, Any] = {"corpus_tokens": 256, "corpus_window": 64, "num_fewshot": 0, "num_shuffles": 0}
+LITTLE: dict[str, Any] = {
+    "diagnosis_args": "corpus_tokens=256,corpus_window=64",
+    "num_fewshot": 0,
+    "num_shuffles": 0,
+}
+WITHOUT_NOISE = {**LITTLE, "diagnosis_args": f"{LITTLE['diagnosis_args']},noise_control=false"}
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +96,7 @@ def test_its_advice_is_a_recipe_that_moves_less(found: mc.Diagnosis, store: Path
         method_args={"recipe": str(advice.recipe)},
         tasks=tasks,
         store=store,
-        **LITTLE,
-        diagnosis_args={"noise_control": False},
+        **WITHOUT_NOISE,
     )
     # What was kept hardly moves any more, and the others move as before: to first order the KL loses their share.
     assert again["layers.0.qkv"].kl.value < 0.01 * found["layers.0.qkv"].kl.value
@@ -102,7 +106,7 @@ def test_its_advice_is_a_recipe_that_moves_less(found: mc.Diagnosis, store: Path
 
 @pytest.mark.ci
 def test_where_no_recipe_helps_the_advice_says_why(store: Path, tasks: str) -> None:
-    settings = {"tasks": tasks, "store": store, **LITTLE, "noise_control": False}
+    settings = {"tasks": tasks, "store": store, **WITHOUT_NOISE}
     found = mc.diagnose(method="magnitude", **settings)
     assert found.advice.recipe is None and found.advice.command(found.model) is None
     assert "No recipe is written: Method 'magnitude' cannot be applied to some layers only" in found.as_text()
@@ -116,7 +120,11 @@ def test_an_interrupted_diagnosis_goes_on(
     found: mc.Diagnosis, store: Path, tasks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, batches = SwapMeter._batch, []
-    settings = {**LITTLE, "corpus_tokens": 2048 + 64, "noise_control": False, "tasks": tasks.split(",")[1]}
+    settings = {
+        **LITTLE,
+        "diagnosis_args": f"corpus_tokens={2048 + 64},corpus_window=64,noise_control=false",
+        "tasks": tasks.split(",")[1],
+    }
 
     def counted(self: SwapMeter, *given: Any) -> Any:
         batches.append(1)
@@ -139,7 +147,10 @@ def test_an_interrupted_diagnosis_goes_on(
     [
         ({"tasks": "cloze"}, "needs running text"),
         ({"tasks": "text", "device": "balanced"}, "both models in memory"),
-        ({"tasks": "text", "state_memory": 0}, "'state_memory' is too small"),
+        (
+            {"tasks": "text", "diagnosis_args": {"state_memory": 0}},
+            "Setting 'state_memory' of 'diagnosis_args' is too small",
+        ),
         ({"tasks": "text", "checkpoint": "/nowhere/at/all"}, "names no file or folder"),
         ({"tasks": "text", "method": "nothing"}, "nothing"),
     ],
@@ -155,7 +166,7 @@ def test_what_cannot_be_diagnosed_is_refused_without_a_run(
 
 @pytest.mark.slow
 def test_the_command_line_shows_the_groups(workdir: Path, tasks: str, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [f"--{name}={value}" for name, value in {**LITTLE, "tasks": tasks, "noise_control": "false"}.items()]
+    given = [f"--{name}={value}" for name, value in {**WITHOUT_NOISE, "tasks": tasks}.items()]
     assert cli.main(["diagnose", "--method=magnitude", *given]) == 0
     shown = capsys.readouterr()
     assert "layers.0.qkv" in shown.out and "without any swap: exactly 0" in shown.out

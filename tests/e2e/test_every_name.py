@@ -44,13 +44,15 @@ KEPT_TAGS = tuple(
 )
 LEASE = "mlflow-compress-lease-"
 
-ITEMS: dict[str, Any] = {"device": "cpu", "limit": 3, "noise_items": 4}
-SPEED: dict[str, Any] = {"speed_repeats": 2, "speed_prompt_tokens": 16, "speed_new_tokens": 4, "speed_threads": 1}
-ANSWERS: dict[str, Any] = {"instruction_limit": 1, "num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": 8}
+ITEMS: dict[str, Any] = {"device": "cpu", "limit": 3, "task_args": {"noise_items": 4}}
+SPEED: dict[str, Any] = {"speed_args": {"repeats": 2, "prompt_tokens": 16, "new_tokens": 4, "threads": 1}}
+ANSWERS: dict[str, Any] = {
+    "answer_args": {"instruction_limit": 1, "num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": 8}
+}
 JUDGE: dict[str, Any] = {
     "judges": "similarity,divergent_tokens,mt_bench,pairwise",
     "judge_model": "j",
-    "judge_repeats": 2,
+    "judge_args": {"repeats": 2},
 }
 WIDE: dict[str, Any] = {f"max_{gate}": 100 for gate in ("kl", "kl_outliers_pct", "flips_pct", "accuracy_drop_pct")}
 
@@ -215,7 +217,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Names:
             made_by.setdefault(entity_id, command)
 
     with judge() as base_url:
-        asked = {**JUDGE, "judge_base_url": base_url, "judge_prices": folder / "prices.yaml"}
+        asked = {**JUDGE, "judge_args": {"repeats": 2, "base_url": base_url, "prices": folder / "prices.yaml"}}
         run("main", method="rtn", bits=4, **ITEMS, **SPEED, **ANSWERS, **asked)
     # Pruned weights are timed, those of rtn only where vLLM is.
     run("sweep", methods="rtn,magnitude", bits=3, judge="false", output_dir=folder / "swept", **ITEMS, **SPEED)

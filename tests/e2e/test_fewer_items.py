@@ -10,7 +10,7 @@ from mlflow_compress.commands.evaluate import models
 from mlflow_compress.errors import DataError
 
 TASKS = ",".join(str(demo.DATA_DIR / name) for name in ("choice.jsonl", "corpus.txt"))
-FEW = {"limit": 8, "num_shuffles": 1, "num_fewshot": 0, "noise_items": 4, "tasks": TASKS}
+FEW = {"limit": 8, "num_shuffles": 1, "num_fewshot": 0, "task_args": {"noise_items": 4}, "tasks": TASKS}
 
 
 @pytest.mark.ci

@@ -20,7 +20,7 @@ from mlflow_compress.tracking.webhook import Delivery
 from tests.conftest import Fork, forked_checks
 from tests.stores import artifacts, runs_in
 
-FEW = {"limit": 4, "num_shuffles": 0, "num_fewshot": 0, "noise_items": 4}
+FEW = {"limit": 4, "num_shuffles": 0, "num_fewshot": 0, "task_args": "noise_items=4"}
 OPTIONS = [f"--{name}={value}" for name, value in FEW.items()]
 
 
@@ -85,7 +85,7 @@ def test_a_near_variant_passes_early_and_a_far_one_fails_early(
 def test_gates_on_answers_are_decided_after_the_items_and_not_where_these_fail(
     near: Path, far: Path, store: Path, tmp_path: Path
 ) -> None:
-    few = {"instruction_limit": 3, "num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": 8}
+    few = {"answer_args": {"instruction_limit": 3, "num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": 8}}
     text = """
     kl: none
     gates: [{metric: distance/flips_pct, at_most: 50}, {metric: judge/length_ratio, at_most: 5}]
@@ -199,7 +199,7 @@ def test_the_command_s_exit_codes(near: Path, workdir: Path, capsys: pytest.Capt
 def test_speed_and_memory_are_measured_before_the_items(store: Path, tmp_path: Path) -> None:
     """One layer less is timed, and its bounds decide; a format that is only simulated fails with that reason."""
     shorter = Path(mc.compress("demo", "layer-drop", method_args={"layers": "1"}, store=store).folder)
-    short = {"speed_repeats": 2, "speed_prompt_tokens": 8, "speed_new_tokens": 3, "speed_threads": 1}
+    short = {"speed_args": {"repeats": 2, "prompt_tokens": 8, "new_tokens": 3, "threads": 1}}
     rules = policy(tmp_path, "kl: none\nmargins: []\ngates: [{metric: distance/flips_pct, at_most: 99}]\n")
     passed = gate(shorter, store, policy=rules, min_decode_speedup=0.001, max_memory_ratio=50, **short)
     rows = {row.reason.partition(":")[0]: row for row in passed.rows if row.by == "timing"}

@@ -77,7 +77,7 @@ def test_every_command_runs_on_the_demo(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     folder = (tmp_path / "GITHUB_OUTPUT").read_text().strip().removeprefix("folder=")
     assert (tmp_path / folder).is_dir()
-    few = "--limit 4 --num_shuffles 0 --num_fewshot 0 --noise_items 4"
+    few = "--limit 4 --num_shuffles 0 --num_fewshot 0 --task_args noise_items=4"
     given = {"MODEL": "demo", "CHECKPOINT": folder, "OPTIONS": few}
     for limit, status in ((50, 0), (0.5, 3)):
         (tmp_path / "policy.yaml").write_text(

@@ -112,7 +112,7 @@ def test_the_default_baseline_is_the_checkpoint_s_own(checkpoint: mc.CompressedM
     assert Path(base).name == "finetuned"
     assert configured(command, {"checkpoint": checkpoint}).source.model == base
     assert configured(command, {"checkpoint": checkpoint, "model": "demo"}).source.model == "demo"
-    served = {"checkpoint": "endpoint:http://127.0.0.1:1/v1", "served_model": "x"}
+    served = {"checkpoint": "endpoint:http://127.0.0.1:1/v1", "endpoint_args": {"served_model": "x"}}
     assert configured(command, served).source.model == "demo"
 
 

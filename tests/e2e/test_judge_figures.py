@@ -17,8 +17,8 @@ from tests.judge_server import PAID, PASSING, Answer, Raw, completion, fault, ju
 from tests.judging import KEY
 
 MODEL = "judge-1"
-FEW = {"num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": "8", "judge_model": MODEL}
-ONCE = {"judge_attempts": 1, "judge_max_unscored": 1.0, "judge_max_retries": 1}
+FEW = {"answer_args": {"num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": "8"}, "judge_model": MODEL}
+ONCE = {"attempts": 1, "max_unscored": 1.0, "max_retries": 1}
 Reply = Callable[[str], Answer]
 """From the healthy text to what the endpoint answers instead."""
 
@@ -117,7 +117,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory, python: Fork) -> Iterator[C
         for kept in folder.rglob("judgments.jsonl"):
             kept.unlink()
         with judge_server(script, model=MODEL) as server:
-            asked = {"judges": "mt_bench,pairwise", "judge_base_url": server.base_url, **FEW, **settings}
+            asked = {"judges": "mt_bench,pairwise", **FEW, "judge_args": {"base_url": server.base_url, **settings}}
             return mc.judge(variant, instructions=folder / "say.jsonl", store=folder / "results", **asked)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -190,7 +190,7 @@ ENDING: dict[str, tuple[Callable[[int, dict[str, Any]], Answer], dict[str, Any],
     ),
     "too many without a rating": (
         Script({1: reply(""), 2: reply("")}),
-        {"judge_attempts": 1},
+        {"attempts": 1},
         r"mt_bench: 4 of \d+ judgments have no rating: 4 empty. That is more than judge_max_unscored=0.05",
     ),
     "a key that is withdrawn": (

@@ -222,7 +222,7 @@ def test_all_six_are_used_by_command_line_python_and_mlflow_run(source: Path, in
         assert done.returncode == code, done.stderr[-4000:]
         return done.stdout + done.stderr
 
-    few = {"limit": 3, "num_samples": 2, "max_new_tokens": 4, "judge_max_tokens": 4, "speed": "false"}
+    few = {"limit": 3, "answer_args": "num_samples=2,max_new_tokens=4,judge_max_tokens=4", "speed": "false"}
     ours = {"method": "grid", "tasks": "sums", "engine": "small_batches", **few}
     main = said("-m", "mlflow_compress", "main", *(f"--{name}={value}" for name, value in ours.items()))
     assert "\ngrid: " in main

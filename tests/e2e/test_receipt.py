@@ -209,12 +209,12 @@ def test_a_run_whose_figures_do_not_follow_from_its_records_gets_no_receipt(desk
 
 def test_the_command_line_exits_with_1_where_a_receipt_is_wrong(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     file, other = desk.export().path, desk.file.with_name("other.zip")
-    assert cli.main(["verify", str(file), "--recompute"]) == 0
+    assert cli.main(["receipt", "verify", str(file), "--recompute"]) == 0
     assert "figures were recomputed and are equal" in capsys.readouterr().out
     file.write_bytes(file.read_bytes()[:-1])
-    assert cli.main(["verify", str(file)]) == 1 and "damaged" in capsys.readouterr().err
-    assert cli.main(["verify", str(other)]) == 2
-    assert cli.main(["export", "0" * 32, "-o", str(other)]) == 1 and not other.exists()
+    assert cli.main(["receipt", "verify", str(file)]) == 1 and "damaged" in capsys.readouterr().err
+    assert cli.main(["receipt", "verify", str(other)]) == 2
+    assert cli.main(["receipt", "export", "0" * 32, "-o", str(other)]) == 1 and not other.exists()
 
 
 HOSTILE = 'a<b>&"c"|\x07' + "W" * 60
@@ -300,9 +300,9 @@ def test_receipts_of_two_people_are_compared_by_item(tmp_path: Path, capsys: pyt
     other.export()
     with pytest.raises(AlignmentError, match=r"not comparable: torch is 2\.13\.0 in A and 2\.14\.0 in B"):
         mc.compare_receipts(a.file, other.file, key=a.public)
-    assert cli.main(["compare-receipts", str(a.file), str(other.file), "--key", str(a.public)]) == 1
+    assert cli.main(["receipt", "compare", str(a.file), str(other.file), "--key", str(a.public)]) == 1
     other.file.write_bytes(other.file.read_bytes()[:-1])
-    assert cli.main(["compare-receipts", str(a.file), str(other.file), "--key", str(a.public)]) == 1
+    assert cli.main(["receipt", "compare", str(a.file), str(other.file), "--key", str(a.public)]) == 1
     assert capsys.readouterr().err.count("Error") <= 2
 
 
@@ -322,7 +322,13 @@ def test_what_decides_comparability_elsewhere_decides_here(tmp_path: Path) -> No
     variants = [mc.compress(base, "rtn", bits=4, group_size=32, store=tmp_path / "store") for base in bases]
 
     def receipt(name: str, number: int = 0, **more: Any) -> Path:
-        asked = {"model": bases[number], "tasks": rows, "noise_items": 4, "store": tmp_path / "store", **more}
+        asked = {
+            "model": bases[number],
+            "tasks": rows,
+            "task_args": {"noise_items": 4},
+            "store": tmp_path / "store",
+            **more,
+        }
         run = mc.evaluate(variants[number], **asked).run
         return mc.export(run.run_id, output=tmp_path / f"{name}.zip", store=tmp_path / "store").path
 

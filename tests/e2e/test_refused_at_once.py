@@ -82,8 +82,16 @@ CASES = {
         2,
         "The store .* has no such baseline. Allowed: llama. Got: 'nosuch'.",
     ),
-    "a rollback of nothing": (["rollback", "--model", "nosuch"], 2, "The store .* has no such baseline. Allowed: .*"),
-    "a history of nothing": (["history"], 2, "The store .* has no such baseline. Allowed: llama. Got: 'demo'."),
+    "a rollback of nothing": (
+        ["promote", "rollback", "--model", "nosuch"],
+        2,
+        "The store .* has no such baseline. Allowed: .*",
+    ),
+    "a history of nothing": (
+        ["promote", "history"],
+        2,
+        "The store .* has no such baseline. Allowed: llama. Got: 'demo'.",
+    ),
     "a setting": (["main", "--method", "gptq", "--group_size", "0"], 2, "Parameter 'group_size' .*Got: 0."),
     "a target": (
         ["main", "--method", "hqq", "--target", "vllm"],
@@ -166,7 +174,7 @@ CASES = {
             ["diagnose", "--method", "rtn"],
         )
     },
-    "a long name": (["policy", "x" * 50_000], 2, "Parameter 'policy' names no YAML file .*"),
+    "a long name": (["promote", "policy", "x" * 50_000], 2, "Parameter 'policy' names no YAML file .*"),
     "nothing to compare": (["compare", "aaa", "bbb"], 2, "Nothing to compare by this name.*Got: 'aaa'."),
 }
 

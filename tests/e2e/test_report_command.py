@@ -10,7 +10,7 @@ from mlflow_compress.cli import main
 from mlflow_compress.tracking.tracker import Tracker
 from tests.browser import browser, chromium
 
-TINY = {"limit": 2, "num_shuffles": 0, "noise_items": 2, "judge": False}
+TINY = {"limit": 2, "num_shuffles": 0, "task_args": {"noise_items": 2}, "judge": False}
 
 
 @pytest.mark.slow

@@ -25,17 +25,22 @@ def texts(tmp_path: Path) -> dict[str, str]:
     paragraphs = (demo.DATA_DIR / "corpus.txt").read_text().split("\n\n")
     for name, part in (("search", paragraphs[:40]), ("tasks", paragraphs[100:150])):
         (tmp_path / f"{name}.txt").write_text("\n\n".join(part))
-    return {"search_text": str(tmp_path / "search.txt"), "tasks": str(tmp_path / "tasks.txt")}
+    return {"text": str(tmp_path / "search.txt"), "tasks": str(tmp_path / "tasks.txt")}
 
 
 def command(texts: dict[str, str], **more: str) -> list[str]:
     options = {
         "formats": "rtn:3,rtn:8",
-        "search_windows": "8",
-        "calibration_length": "64",
-        "noise_items": "2",
+        "calibration_args": "length=64",
+        "task_args": "noise_items=2",
+        "tasks": texts["tasks"],
+        "search_args": f"text={texts['text']}",
     }
-    return ["search", *(f"--{name}={value}" for name, value in {**options, **texts, **more}.items())]
+    how = {
+        name: more.pop(name, default) for name, default in (("windows", "8"), ("estimate", ""), ("cache_tokens", ""))
+    }
+    given = [f"--{name}={value}" for name, value in {**options, **more}.items()]
+    return ["search", *given, *(f"--search_args={name}={value}" for name, value in how.items() if value)]
 
 
 def searches(tracker: Tracker) -> list[Any]:
@@ -46,7 +51,7 @@ def searches(tracker: Tracker) -> list[Any]:
 def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform_ones(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(command(texts, bits_per_weight="4,6", search_windows="24")) == 0
+    assert cli.main(command(texts, bits_per_weight="4,6", windows="24")) == 0
     shown = capsys.readouterr()
     assert "variants of mixed precision" in shown.out and "[search] 4bit: makes mixed-rtn-4bit" in shown.err
 
@@ -86,14 +91,14 @@ def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform
     assert run.data.metrics["search/variants"] == 2 and len(run.data.metrics) < 50
 
     # The same again: nothing is made twice, and the numbers are the same.
-    assert cli.main(command(texts, bits_per_weight="4,6", search_windows="24")) == 0
+    assert cli.main(command(texts, bits_per_weight="4,6", windows="24")) == 0
     again = tracker.fetch_json(searches(tracker)[0].info.run_id, "search.json")
     assert len(searches(tracker)) == 2 and len(tracker.find_finished("main")) == len(mains)
     assert again["variants"] == found["variants"] and again["costs"] == found["costs"]
 
     # 3.05 bits are more than 3, and less than 3 bits and their scales: refused, and no run is left open.
     capsys.readouterr()
-    assert cli.main(command(texts, bits_per_weight="3.05", search_windows="24")) == 2
+    assert cli.main(command(texts, bits_per_weight="3.05", windows="24")) == 2
     assert "Allowed: 3.1264 (every group in its smallest format) to 16 (the baseline)" in capsys.readouterr().err
     assert [run.info.status for run in searches(tracker)] == ["FAILED", "FINISHED", "FINISHED"]
 
@@ -168,7 +173,7 @@ def test_the_smallest_variant_within_a_kl(
     [
         ({"bits_per_weight": "2.5"}, "bits_per_weight is out of range"),
         ({"bits_per_weight": "4", "formats": "rtn:3,gguf:8"}, "'gguf' cannot share a checkpoint"),
-        ({"bits_per_weight": "4", "search_windows": "4000"}, "too short"),
+        ({"bits_per_weight": "4", "windows": "4000"}, "too short"),
     ],
 )
 def test_what_is_wrong_is_refused_before_a_run(
@@ -184,7 +189,7 @@ def test_a_text_that_is_evaluated_too_is_refused(
 ) -> None:
     paragraph = " ".join(f"word{number}" for number in range(60))
     (tmp_path / "both.txt").write_text("\n\n".join(f"{paragraph} {number}" for number in range(60)))
-    both = {"search_text": str(tmp_path / "both.txt"), "tasks": str(tmp_path / "both.txt")}
+    both = {"text": str(tmp_path / "both.txt"), "tasks": str(tmp_path / "both.txt")}
     assert cli.main(command(both, bits_per_weight="4")) == 1
     assert "text contains 60 paragraphs" in capsys.readouterr().err
     assert tracker.client.search_runs([tracker.experiment_id]) == []

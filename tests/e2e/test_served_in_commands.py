@@ -34,7 +34,13 @@ objective: {by: utility, utility: [{metric: distance/flips_pct, weight: 1}]}
 
 @pytest.fixture
 def few(tmp_path: Path) -> dict[str, Any]:
-    asked = {"tasks": task(tmp_path), "num_shuffles": 0, "num_fewshot": 0, "noise_items": 2, "dtype": "float32"}
+    asked = {
+        "tasks": task(tmp_path),
+        "num_shuffles": 0,
+        "num_fewshot": 0,
+        "task_args": {"noise_items": 2},
+        "dtype": "float32",
+    }
     return {**asked, "judge": False, "speed": False}
 
 
@@ -54,7 +60,7 @@ def main_here(tracker: Tracker, url: str, few: dict[str, Any], **more: Any) -> V
 def test_a_served_variant_in_main_is_promoted_by_its_distances(
     tracker: Tracker, url: str, loaded: LoadedModel, few: dict[str, Any], tmp_path: Path
 ) -> None:
-    short = {"speed": True, "speed_repeats": 2, "speed_prompt_tokens": 16, "speed_new_tokens": 4}
+    short = {"speed": True, "speed_args": {"repeats": 2, "prompt_tokens": 16, "new_tokens": 4}}
     found = main_here(tracker, url, {**few, **short})
     assert found["speed/first_token_ms"].value > 0
     assert found.name == f"endpoint-{NAME}" and found.manifest is None
@@ -64,7 +70,12 @@ def test_a_served_variant_in_main_is_promoted_by_its_distances(
     run = tracker.client.get_run(found.run.run_id)
     assert set(tracker.children(found.run.run_id)) == {"evaluate", "speed"}
     evaluate = tracker.child_ids(found.run.run_id)["evaluate"]
-    told = {"served_model": NAME, "endpoint": url, "server": "vLLM 0.0.1", "evaluate_run_id": evaluate}
+    told = {
+        "served_model": NAME,
+        "endpoint": url,
+        "server": "vLLM 0.0.1",
+        "evaluate_run_id": evaluate,
+    }
     assert told.items() <= run.data.tags.items()
     assert f"Served: {NAME} (loaded from demo) at {url}, by vLLM 0.0.1" in run.data.tags["mlflow.note.content"]
     assert run.data.params["method"] == run.data.tags["method"] == "endpoint" and run.data.params["bits"] == "none"
@@ -89,7 +100,7 @@ def test_a_served_variant_in_main_is_promoted_by_its_distances(
 
 def test_a_served_variant_is_gated_by_what_a_server_shows(url: str, few: dict[str, Any], tmp_path: Path) -> None:
     asked = {name: value for name, value in few.items() if name not in ("judge", "speed")}
-    asked |= {"store": tmp_path / "runs", "served_model": NAME}
+    asked |= {"store": tmp_path / "runs", "endpoint_args": {"served_model": NAME}}
     with pytest.raises(ConfigError, match=r"a gate that a served model cannot pass.*give a policy with 'kl: none'"):
         mc.gate(f"endpoint:{url}", **asked)
     (tmp_path / "sizes.yaml").write_text("kl: none\ngates: [{metric: size/ratio, at_least: 2}]\n")
@@ -167,9 +178,15 @@ def test_what_methods_share_is_not_for_served_models(tmp_path: Path) -> None:
     ("more", "said"),
     [
         ({}, "'served_model' must be given"),
-        ({"served_model": "x", "method": "gptq"}, "Parameter 'method' is given beside a served model"),
-        ({"served_model": "x", "bits": 4}, "Parameter 'bits' is given beside a served model"),
-        ({"served_model": "x", "checkpoint": None, "model": "endpoint:http://127.0.0.1:1/v1"}, "names a served model"),
+        (
+            {"endpoint_args": {"served_model": "x"}, "method": "gptq"},
+            "Parameter 'method' is given beside a served model",
+        ),
+        ({"endpoint_args": {"served_model": "x"}, "bits": 4}, "Parameter 'bits' is given beside a served model"),
+        (
+            {"endpoint_args": {"served_model": "x"}, "checkpoint": None, "model": "endpoint:http://127.0.0.1:1/v1"},
+            "names a served model",
+        ),
     ],
 )
 def test_main_refuses_a_served_model_with_settings_that_it_does_not_have(more: dict[str, Any], said: str) -> None:

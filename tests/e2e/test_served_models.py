@@ -50,7 +50,7 @@ def settings(folder: Path, **more: Any) -> dict[str, Any]:
 def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_path: Path) -> None:
     said: list[str] = []
     store = tmp_path / "runs"
-    asked = settings(tmp_path, store=store, served_model=NAME, progress=said.append)
+    asked = settings(tmp_path, store=store, endpoint_args={"served_model": NAME}, progress=said.append)
     with served_demo(loaded) as server:
         found = mc.evaluate(f"endpoint:{server.base_url}", task_args={"noise_items": 2}, **asked)
         fixed, n_asked = loaded.tokenizer(TEXT)["input_ids"][:5], len(server.bodies)
@@ -203,7 +203,9 @@ def test_another_model_under_the_same_name_is_refused_later_and_midway(loaded: L
             return None
 
         server.fault = exchanged
-        asked = settings(tmp_path, store=tmp_path / "runs", served_model=NAME, noise_items=1)
+        asked = settings(
+            tmp_path, store=tmp_path / "runs", endpoint_args={"served_model": NAME}, task_args={"noise_items": 1}
+        )
         with pytest.raises(AlignmentError, match="answers otherwise than before under this name"):
             mc.evaluate(f"endpoint:{server.base_url}", **asked)
     assert {run.info.status for run in runs_in(tmp_path / "runs")} == {
@@ -239,18 +241,29 @@ def test_a_served_variant_answers_the_judge_stage(loaded: LoadedModel, tmp_path:
 @pytest.mark.parametrize(
     ("address", "more", "said"),
     [
-        ("endpoint:http://user:s3cr3t@127.0.0.1:1/v1", {"served_model": "x"}, "holds a user, a password or a query"),
-        ("endpoint:http://127.0.0.1:1/v1?key=s3cr3t", {"served_model": "x"}, "holds a user, a password or a query"),
-        ("endpoint:127.0.0.1", {"served_model": "x"}, "is not an address"),
+        (
+            "endpoint:http://user:s3cr3t@127.0.0.1:1/v1",
+            {"endpoint_args": {"served_model": "x"}},
+            "holds a user, a password or a query",
+        ),
+        (
+            "endpoint:http://127.0.0.1:1/v1?key=s3cr3t",
+            {"endpoint_args": {"served_model": "x"}},
+            "holds a user, a password or a query",
+        ),
+        ("endpoint:127.0.0.1", {"endpoint_args": {"served_model": "x"}}, "is not an address"),
         ("endpoint:http://127.0.0.1:1/v1", {}, "'served_model' must be given"),
         (
             "endpoint:http://127.0.0.1:1/v1",
-            {"served_model": "x", "model": "endpoint:http://127.0.0.1:1/v1"},
+            {"endpoint_args": {"served_model": "x"}, "model": "endpoint:http://127.0.0.1:1/v1"},
             "'baseline_served_model' must be given",
         ),
         (
             "endpoint:http://127.0.0.1:1/v1",
-            {"served_model": "x", "model": "endpoint:http://127.0.0.1:1/v1", "baseline_served_model": "y"},
+            {
+                "endpoint_args": {"served_model": "x", "baseline_served_model": "y"},
+                "model": "endpoint:http://127.0.0.1:1/v1",
+            },
             "'tokenizer' must be given",
         ),
     ],

@@ -18,7 +18,7 @@ from mlflow_compress.records import RunRecords
 from tests.judge_server import Raw
 from tests.served_demo import NAME, ServedDemo, served_demo
 
-FEW = {"speed_repeats": 2, "speed_prompt_tokens": 16, "speed_new_tokens": 4}
+FEW = {"speed_args": {"repeats": 2, "prompt_tokens": 16, "new_tokens": 4}}
 
 
 class TokenClock:
@@ -61,7 +61,8 @@ def server(loaded: LoadedModel) -> Iterator[ServedDemo]:
 
 
 def timed(server: ServedDemo, store: Path, **more: Any) -> mc.SpeedMeasurement:
-    return mc.speed(f"endpoint:{server.base_url}", endpoint_args={"served_model": NAME}, store=store, **{**FEW, **more})
+    asked = {"endpoint_args": {"served_model": NAME}, **FEW, **more}
+    return mc.speed(f"endpoint:{server.base_url}", store=store, **asked)
 
 
 def seconds_of(records: Path, batch: int) -> np.ndarray:
@@ -99,8 +100,7 @@ def test_a_served_baseline_is_timed_in_turn(
             server,
             tmp_path,
             model=f"endpoint:{slow.base_url}",
-            baseline_served_model=NAME,
-            tokenizer=str(demo.MODEL_DIR),
+            endpoint_args={"served_model": NAME, "baseline_served_model": NAME, "tokenizer": str(demo.MODEL_DIR)},
         )
     assert found["speed/decode_ratio_batch_1"].value == pytest.approx(5)  # 10 ms before each token against 50
     written = seconds_of(found.records_folder.parent / "baseline", 1)

@@ -25,19 +25,21 @@ def test_all_variants_share_one_budget_and_the_same_command_goes_on(
     (workdir / "prices.yaml").write_text("j: {prompt: 1000, completion: 1000}\n")
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     lines: list[str] = []
-    few = {"limit": 2, "num_shuffles": 0, "noise_items": 2, "num_samples": 2, "max_new_tokens": 4}
+    few = {
+        "limit": 2,
+        "num_shuffles": 0,
+        "task_args": {"noise_items": 2},
+        "answer_args": {"num_samples": 2, "max_new_tokens": 4, "judge_max_tokens": 24},
+    }
     with judge_server(lambda *_: (200, completion("[[5]]", "j", usage=USAGE)), model="j") as server:
         asked = {
             **few,
             "methods": "rtn",
             "bits": "2,3",
             "instructions": "say.jsonl",
-            "judge_max_tokens": 24,
             "judges": "mt_bench",
             "judge_model": "j",
-            "judge_base_url": server.base_url,
-            "judge_prices": "prices.yaml",
-            "judge_max_cost": 10,
+            "judge_args": {"base_url": server.base_url, "prices": "prices.yaml", "max_cost": 10},
         }
         with pytest.raises(SweepError, match="Stopped at judge_max_cost: 2 of 4 judgments are there"):
             mc.sweep(progress=lambda told: lines.append(told.line), **asked)

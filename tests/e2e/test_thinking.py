@@ -84,7 +84,7 @@ def test_thinking_reaches_verdict_report_and_the_table_of_problems(tmp_path: Pat
         "model": "demo-thinks",
         "tasks": "thinking",
         "limit": 10,
-        "thinking_samples": 4,
+        "task_args": {"thinking_samples": 4},
         "judge": False,
         "speed": False,
     }

@@ -87,8 +87,14 @@ def test_answers_are_drawn_with_our_own_sampler_and_seeds(demo: VllmModel) -> No
 
 
 def test_awq_4_bit_against_the_baseline_in_the_same_engine(tmp_path: Path) -> None:
-    how = {"store": tmp_path / "store", "limit": 2, "noise_items": 2, "engine": "vllm", "dtype": "bfloat16"}
-    made = {"store": tmp_path / "store", "output_dir": str(tmp_path / "made"), "calibration_samples": 8}
+    how = {
+        "store": tmp_path / "store",
+        "limit": 2,
+        "task_args": {"noise_items": 2},
+        "engine": "vllm",
+        "dtype": "bfloat16",
+    }
+    made = {"store": tmp_path / "store", "output_dir": str(tmp_path / "made"), "calibration_args": {"samples": 8}}
     awq = mc.evaluate(mc.compress("demo", "awq", bits=4, **made), **how)
     flips, kl = awq["distance/flips_pct"], awq["distance/kl_mean"]
     say(f"awq 4 bit in vLLM: flips {flips.value:.1f} % [{flips.low:.1f}, {flips.high:.1f}], KL {kl.value:.4f}")
@@ -125,7 +131,13 @@ def test_vllm_takes_the_checkpoint_and_agrees_with_transformers(
 @pytest.mark.parametrize(("method", "bits", "reason"), [("rtn", 8, "WNA16"), ("bnb-nf4", 4, "bitsandbytes")])
 def test_what_vllm_refuses_is_an_error_with_its_reason(method: str, bits: int, reason: str, tmp_path: Path) -> None:
     variant = mc.compress("demo", method, bits=bits, store=tmp_path / "store", output_dir=str(tmp_path / "made"))
-    how = {"limit": 1, "noise_items": 1, "store": tmp_path / "store", "engine": "vllm", "dtype": "bfloat16"}
+    how = {
+        "limit": 1,
+        "task_args": {"noise_items": 1},
+        "store": tmp_path / "store",
+        "engine": "vllm",
+        "dtype": "bfloat16",
+    }
     with pytest.raises(UnsupportedError, match=f"vLLM does not load this checkpoint.*{reason}"):
         mc.evaluate(variant, **how)
     assert n_workers() == 0

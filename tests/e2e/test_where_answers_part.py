@@ -43,7 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def judged(folder: Path, store: Path) -> Callable[[str], AnswerEvaluation]:
     def judge(name: str) -> AnswerEvaluation:
-        small = {"instruction_limit": 1, "num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": 24}
+        small = {"answer_args": {"instruction_limit": 1, "num_samples": 2, "max_new_tokens": 8, "judge_max_tokens": 24}}
         return mc.judge(folder / name, judges="divergent_tokens", store=store, **small)
 
     return judge
@@ -84,9 +84,8 @@ def evaluated(folder: Path, store: Path) -> Callable[..., Evaluation]:
         return mc.evaluate(
             folder / name,
             tasks="traces",
-            task_args={"trace_max_new_tokens": 12},
+            task_args={"trace_max_new_tokens": 12, "trace_prompts": 4, **more},
             store=store,
-            **{"trace_prompts": 4, **more},
         )
 
     return evaluate
@@ -112,7 +111,12 @@ def test_all_variants_are_scored_on_the_same_traces(evaluated: Callable[..., Eva
 def test_other_traces_are_another_evaluation(evaluated: Callable[..., Evaluation]) -> None:
     ids = {
         evaluated("none", **more).evaluation_id
-        for more in ({}, {"trace_samples": 2}, {"trace_temperature": 0.5}, {"trace_prompts": 3})
+        for more in (
+            {},
+            {"trace_samples": 2},
+            {"trace_temperature": 0.5},
+            {"trace_prompts": 3},
+        )
     }
     assert len(ids) == 4
 

@@ -21,8 +21,11 @@ pytestmark = pytest.mark.ci  # two whole jobs; the README's first command is one
 
 ROOT = Path(__file__).parents[2]
 WIDE = [f"--{gate}=100" for gate in ("max_kl", "max_kl_outliers_pct", "max_flips_pct", "max_accuracy_drop_pct")]
-FEW = {"limit": "12", "max_new_tokens": "16", "instruction_limit": "1", "num_samples": "2", "judge_max_tokens": "16"}
-FEW |= {"speed_repeats": "2", "speed_prompt_tokens": "16", "speed_new_tokens": "4", "speed_threads": "1"}
+FEW = {
+    "limit": "12",
+    "answer_args": "max_new_tokens=16,instruction_limit=1,num_samples=2,judge_max_tokens=16",
+}
+FEW |= {"speed_args": "repeats=2,prompt_tokens=16,new_tokens=4,threads=1"}
 
 
 def mlflow_run(folder: Path, **parameters: str) -> subprocess.CompletedProcess[str]:

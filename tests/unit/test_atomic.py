@@ -145,7 +145,7 @@ def test_who_does_not_wait_is_told(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_no_lock_stays_behind(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {"limit": 2, "num_shuffles": 0, "noise_items": 2}
+    few = {"limit": 2, "num_shuffles": 0, "task_args": {"noise_items": 2}}
     made = mc.compress(method="rtn")
     mc.evaluate(made, **few)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -242,7 +242,7 @@ def raised(error):
 atexit.register(raised, ValueError("another fault"))
 atexit.register(raised, MemoryError())
 cli._answer = lambda *_: raised(MemoryError())
-sys.exit(cli.main(["methods"]))
+sys.exit(cli.main(["list", "methods"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     first, *rest = done.stderr.splitlines()

@@ -30,7 +30,7 @@ def test_every_method_has_a_whole_row_and_names_its_source() -> None:
 def test_a_list_names_everything_in_lines_that_fit(
     command: str, names: Registry[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([command]) == 0
+    assert main(["list", command]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert {line.partition(":")[0] for line in shown if not line.startswith(" ")} == set(names.names())
     assert max(map(len, shown)) <= 120

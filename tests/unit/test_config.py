@@ -1,5 +1,6 @@
 """Strict configuration: types, names, choices and bounds of every stage parameter."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_generated_files_are_what_configurations_and_registry_say() -> None:
 @pytest.mark.parametrize("verb", all_commands())
 def test_help_explains_every_command(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main([verb, "--help"])
+        main([*all_commands()[verb].typed.split(), "--help"])
     assert stop.value.code == 0
     assert "usage: mlflow-compress" in capsys.readouterr().out
 
@@ -138,8 +139,58 @@ def test_the_first_help_names_every_command_in_twelve_lines(capsys: pytest.Captu
         main(["--help"])
     shown = capsys.readouterr().out.rstrip().split("\n")
     assert len(shown) <= 13, "a line of usage and twelve"
-    named = [name for line in shown if line.startswith("  ") for name in line[12:].split(", ")]
-    assert sorted(named) == sorted(all_commands())
+    named: list[str] = []
+    for name, inner in re.findall(
+        r"([\w-]+)(?: \((.*?)\))?", "\n".join(line[12:] for line in shown if line[:2] == "  ")
+    ):
+        named += [f"{name} {one}" for one in inner.split(", ") if one] + (
+            [name] if name not in ("receipt", "list") else []
+        )
+    assert sorted(named) == sorted(command.typed for command in all_commands().values())
+
+
+def test_a_command_s_name_may_have_two_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "methods"]) == 0
+    assert "gptq" in capsys.readouterr().out
+    for given, got in ((["receipt"], "'nothing'"), (["list", "policies"], "'policies'")):
+        assert main(given) == 2
+        said = capsys.readouterr().err
+        assert "is followed by one of its commands. Allowed: " in said and f"Got: {got}" in said
+
+
+def test_settings_are_given_together(capsys: pytest.CaptureFixture[str]) -> None:
+    given = config.expanded(
+        MainConfig, {"judge_args": "timeout=60,attempts=5", "task_args": {"noise_items": 3}, "bits": 4}
+    )
+    assert given == {"judge_timeout": "60", "judge_attempts": "5", "noise_items": "3", "bits": 4}
+    asked = config.parse(MainConfig, given)
+    assert (asked.judging.judge_timeout, asked.judging.judge_attempts, asked.evaluation.noise_items) == (60.0, 5, 3)
+    text = config.as_given(asked)
+    assert (text["judge_args"], text["task_args"], text["speed_args"]) == (
+        "attempts=5,timeout=60.0",
+        "noise_items=3",
+        "none",
+    )
+    assert config.parse(MainConfig, config.expanded(MainConfig, text)) == asked
+    # Settings that are given one after the other on a command line add up.
+    shown = [build_parser().parse_known_args(["main", "--judge_args", "timeout=60", "--judge_args=attempts=5"])]
+    assert _parameters(*shown[0]) == {"judge_args": "timeout=60,attempts=5"}
+    for wrong, message in {
+        "judge_timeout=5": "'judge_timeout' is a setting of 'judge_args'. Got: 'judge_timeout=5'. Give --judge_args timeout=5.",
+        "judge_args=time=5": "'judge_args' has no such setting. Allowed: repeats, attempts",
+        "judge_args=timeout=x": "Setting 'timeout' of 'judge_args' must be a number. Got: 'x'",
+        "judge_args=timeout": "'judge_args' cannot be read. Allowed: name=value,name=value. Got: 'timeout'",
+    }.items():
+        assert main(["main", f"--{wrong}"]) == 2
+        assert message in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="holds a comma"):
+        config.expanded(MainConfig, {"judge_args": {"prices": "a,b.yaml"}})
+
+
+def test_a_help_is_short() -> None:
+    every = {command.name: command.parameters for command in all_commands().values() if command.parameters}
+    assert len({name for cls in every.values() for name in config.given_parameters(cls)}) <= 110
+    assert len(config.given_parameters(every["main"])) <= 40
 
 
 def test_misspelt_options_and_stray_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

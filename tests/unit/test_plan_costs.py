@@ -185,7 +185,12 @@ def test_a_model_that_does_not_fit_has_no_seconds() -> None:
 
 
 def test_copies_share_the_work_and_dollars_count_every_device() -> None:
-    given = {"model": str(SCALE / "llama-3-70b"), "tokenizer": str(demo.MODEL_DIR), "tasks": "demo", "limit": 2}
+    given = {
+        "model": str(SCALE / "llama-3-70b"),
+        "endpoint_args": {"tokenizer": str(demo.MODEL_DIR)},
+        "tasks": "demo",
+        "limit": 2,
+    }
     few = mc.plan(**given, dtype="bfloat16", devices=8, machine_args={"price": 2.0, "disk_bandwidth": 1e9}, judge=False)
     many = mc.plan(
         **given, dtype="bfloat16", devices=64, machine_args={"price": 2.0, "disk_bandwidth": 1e9}, judge=False

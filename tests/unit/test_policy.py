@@ -130,16 +130,16 @@ def test_what_is_printed_is_read_back(policy: Policy, comments: bool, tmp_path: 
         ("gatse: []\nmarginn: 1", ["Unknown parameters", "'gates' for 'gatse'", "'margin' for 'marginn'"]),
     ],
 )
-@pytest.mark.parametrize("command", ["policy", "promote", "gate"])
+@pytest.mark.parametrize("command", ["promote policy", "promote", "gate"])
 def test_a_policy_that_makes_no_sense_is_refused_with_every_place(
     text: str, lines: list[str], command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text(text)
-    given = [str(file)] if command == "policy" else ["--model", "demo", "--policy", str(file)]
+    given = [str(file)] if command == "promote policy" else ["--model", "demo", "--policy", str(file)]
     if command == "gate":
         given += ["--checkpoint", "endpoint:http://127.0.0.1:1/v1", "--endpoint_args", "served_model=x"]
-    assert cli.main([command, *given]) == 2
+    assert cli.main([*command.split(), *given]) == 2
     said = capsys.readouterr().err
     assert str(file) in said
     for line in lines:
@@ -177,7 +177,7 @@ def test_a_broken_policy_is_refused_with_its_file_s_name(
 ) -> None:
     file = tmp_path / "policy.yaml"
     file.write_text(text)
-    assert cli.main(["policy", str(file)]) == 2
+    assert cli.main(["promote", "policy", str(file)]) == 2
     shown = capsys.readouterr().err
     assert message in shown and "policy.yaml" in shown
 
@@ -197,10 +197,10 @@ def test_what_the_metrics_do_not_have_is_refused(policy: Policy, message: str) -
 
 
 def test_the_command_prints_the_policy(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert cli.main(["policy"]) == 0
+    assert cli.main(["promote", "policy"]) == 0
     printed = capsys.readouterr().out
     assert Policy(**yaml.safe_load(printed)) == Policy() and Policy().sha256 in printed
-    assert cli.main(["policy", str(tmp_path / "none.yaml")]) == 2
+    assert cli.main(["promote", "policy", str(tmp_path / "none.yaml")]) == 2
 
 
 def test_a_gate_reads_the_bad_end_of_a_task_or_category() -> None:

@@ -279,7 +279,7 @@ def test_each_alias_has_its_previous_and_goes_back(tracker: Tracker, capsys: pyt
     finished(tracker, "second", size=200)
     mc.promote(model="llama")
     assert aliases(tracker) == {"champion": "2", "champion-previous": "1", "canary": "1"}
-    assert cli.main(["rollback", "--model", "llama", "--reason", "answers are odd"]) == 0
+    assert cli.main(["promote", "rollback", "--model", "llama", "--reason", "answers are odd"]) == 0
     assert "first (version 1) is 'champion' again, in place of version 2." in capsys.readouterr().out
     assert aliases(tracker) == {"champion": "1", "champion-previous": "2", "canary": "1"}
     undone = mc.rollback(model="llama")
@@ -315,7 +315,7 @@ def test_the_history_says_who_had_the_alias_when_and_why(tracker: Tracker, capsy
     assert found.tenures[0].policy_sha256 is None and found.tenures[2].policy_sha256 == Policy().sha256
     assert found.tenures[1].policy_sha256 == Policy().overridden(max_kl=0.5).sha256
     assert found.holder == "1" and found.remarks == ()
-    assert cli.main(["history", "--model", "llama"]) == 0
+    assert cli.main(["promote", "history", "--model", "llama"]) == 0
     assert "moved 3 times; version 1 has it now" in capsys.readouterr().out
     assert len(found.to_pandas()) == 3
     tracker.client.set_registered_model_alias("compressed-llama", "champion", "2")

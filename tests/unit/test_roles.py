@@ -56,7 +56,7 @@ def test_a_promotion_waits_until_somebody_approves_it(tracker: Tracker, capsys: 
     evaluation = {run_names.PARENT: tracker.find_finished("main")[0].info.run_id}
     with tracker.run("evaluate", "evaluate", evaluation, own=False) as run:
         run.set_tags({run_names.RECEIPT: "e" * 64})  # as `export` does
-    assert cli.main(["approve", "1", "--by", "Ada", "--model", "llama", "--reason", "seen by eye"]) == 0
+    assert cli.main(["promote", "approve", "1", "--by", "Ada", "--model", "llama", "--reason", "seen by eye"]) == 0
     assert "first (version 1) is now 'champion', approved by Ada." in capsys.readouterr().out
     assert aliases(tracker) == {"champion": "1"}
     version = tracker.client.get_model_version(NAME, "1")

@@ -10,7 +10,12 @@ if TYPE_CHECKING:
 
 
 @register_command(
-    "methods", about="List the compression methods and what each supports.", heading="list", place=20, project=False
+    "methods",
+    about="List the compression methods and what each supports.",
+    within="list",
+    heading="list",
+    place=20,
+    project=False,
 )
 def methods() -> "Listing":
     """Return the compression methods that are installed, and what each supports.
@@ -29,6 +34,7 @@ def methods() -> "Listing":
 @register_command(
     "tasks",
     about="List the named tasks: source, licence, items, shots, rule, hash.",
+    within="list",
     heading="list",
     place=21,
     project=False,
@@ -50,6 +56,7 @@ def tasks() -> "Listing":
 @register_command(
     "policy",
     about="Print the promotion policy that decides, every value explained.",
+    within="promote",
     heading="decide",
     place=19,
     project=False,

@@ -18,7 +18,9 @@ class GateConfig(Parameters):
     vllm_python: OptionalText = like(groups.EngineConfig, "vllm_python")
     checkpoint: OptionalText = option(None, groups.CHECKPOINT_OR_SERVED, path="folder")
     policy: OptionalText = option(
-        None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
+        None,
+        "YAML file that decides; none: the default policy, which `mlflow-compress promote policy` prints",
+        path="file",
     )
     min_decode_speedup: Bound = like(PromoteConfig, "min_decode_speedup")
     max_memory_ratio: Bound = like(PromoteConfig, "max_memory_ratio")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 @register_command(
     "approve",
     ApproveConfig,
+    within="promote",
     heading="decide",
     place=8,
     project=False,
@@ -94,7 +95,7 @@ def promote(*, store: StoreLike = None, **parameters: Any) -> "Promotion":
         return run_promote(config)
 
 
-@register_command("rollback", RollbackConfig, heading="decide", place=8)
+@register_command("rollback", RollbackConfig, within="promote", heading="decide", place=8)
 def rollback(**parameters: Any) -> "Rollback":
     """Return who has the alias again, after moving it back to the version that had it before.
 
@@ -121,7 +122,7 @@ def rollback(**parameters: Any) -> "Rollback":
     return run_rollback(config)
 
 
-@register_command("history", HistoryConfig, heading="decide", place=16, project=False)
+@register_command("history", HistoryConfig, within="promote", heading="decide", place=16, project=False)
 def history(**parameters: Any) -> "AliasHistory":
     """Return who had an alias when, by which decision and policy, newest first.
 

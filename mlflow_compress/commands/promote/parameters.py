@@ -28,7 +28,9 @@ class PromoteConfig(Parameters):
         AUTO, "evaluation id whose variants compete (6 or more digits of it); 'auto' is the one with the most items"
     )
     policy: OptionalText = option(
-        None, "YAML file that decides; none: the default policy, which `mlflow-compress policy` prints", path="file"
+        None,
+        "YAML file that decides; none: the default policy, which `mlflow-compress promote policy` prints",
+        path="file",
     )
     max_kl: Bound = option(None, "largest KL (nats), clipped at 1 per item: upper end; none: the policy's (0.05)")
     max_kl_outliers_pct: Bound = option(
@@ -53,7 +55,7 @@ class PromoteConfig(Parameters):
     )
     alias: Alias = option("champion", "registry alias that moves to the winner")
     needs: Literal["none", "approval"] = option(
-        "none", "'approval': the alias stays, and the winner waits until `mlflow-compress approve` moves it"
+        "none", "'approval': the alias stays, and the winner waits until `mlflow-compress promote approve` moves it"
     )
     waiver: OptionalText = option(
         None, "YAML file that waives one requirement: {requirement, reason, person, until: 2027-01-31}", path="file"
@@ -74,7 +76,7 @@ class PromoteConfig(Parameters):
 class ApproveConfig(Parameters):
     """Let a version that waits for an approval have its alias, if the decision on it still holds."""
 
-    version: OptionalText = option(None, "the version that waits, as `mlflow-compress history` shows it")
+    version: OptionalText = option(None, "the version that waits, as `mlflow-compress promote history` shows it")
     by: OptionalText = option(None, "who approves")
     model: str = option(EMBEDDED, "baseline: 'demo', a folder, or a name that runs show")
     reason: OptionalText = option(None, "why, in your words; kept with the run")

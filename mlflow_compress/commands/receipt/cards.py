@@ -67,7 +67,7 @@ def card_body(receipt: Receipt) -> str:
     gates = "kept" if stated["gates"]["passed"] else "**not kept**"
     reasons = [f"- {escape_markdown(reason)}" for reason in stated["gates"]["reasons"]]
     signed = "unsigned" if receipt.signed_by is None else f"signed with the key `{receipt.signed_by}`"
-    check = f"Receipt with SHA-256 `{receipt.sha256}`, {signed}; `mlflow-compress verify` checks it."
+    check = f"Receipt with SHA-256 `{receipt.sha256}`, {signed}; `mlflow-compress receipt verify` checks it."
     return "\n".join([note, "", f"The policy's gates are {gates}:", "", *reasons, "", check, ""])
 
 

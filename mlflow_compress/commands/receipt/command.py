@@ -30,6 +30,7 @@ def _path(name: str, value: PathOrText | None) -> Path | None:
 @register_command(
     "export",
     about="Write a receipt of an evaluation: figures, policy, environment and records, signed where there is a key.",
+    within="receipt",
     heading="share",
     place=22,
     project=False,
@@ -81,6 +82,7 @@ def export(
 @register_command(
     "verify",
     about="Check a receipt: its signature, the digests of its records, and every number, without a model.",
+    within="receipt",
     heading="share",
     place=23,
     project=False,
@@ -109,6 +111,7 @@ def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: boo
 @register_command(
     "card",
     about="Write what a receipt is shown by: a model card's section and model-index, a table, and a badge.",
+    within="receipt",
     heading="share",
     place=25,
     project=False,
@@ -136,6 +139,7 @@ def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | 
 @register_command(
     "hub-folder",
     about="Write a checkpoint with model card, licence and receipt into a folder that can be uploaded as it is.",
+    within="receipt",
     heading="share",
     place=27,
     project=False,
@@ -183,6 +187,7 @@ def hub_folder(
 @register_command(
     "compare-receipts",
     about="Compare two receipts, of different people too: figures side by side, and paired by item.",
+    within="receipt",
     heading="share",
     place=26,
     project=False,

@@ -185,6 +185,7 @@ def _measured(receipt: Receipt) -> str:
         *([f"- Tasks, with the beginning of their hashes: {tasks}."] if tasks else []),
         f"- Settings: {escape_markdown(settings)}.",
         "- Base and variant scored the same items; intervals are of 95 %, and `n` is the number of items.",
-        "- `receipt.zip` has every figure, and all that the id is a hash of: `mlflow-compress verify receipt.zip`.",
+        "- `receipt.zip` has every figure, and all that the id is a hash of: "
+        "`mlflow-compress receipt verify receipt.zip`.",
     ]
     return "\n".join(lines)

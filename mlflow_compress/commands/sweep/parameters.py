@@ -12,7 +12,7 @@ class GridConfig(declarations.Group):
     """Which variants, and what they share."""
 
     methods: declarations.Names = declarations.option(
-        "rtn,gptq,awq", "compression methods, comma-separated (mlflow-compress methods lists them)"
+        "rtn,gptq,awq", "compression methods, comma-separated (mlflow-compress list methods lists them)"
     )
     bits: declarations.Names = declarations.option(
         "auto", "bits per weight, comma-separated; 'auto' takes each method's default; every combination is a variant"
