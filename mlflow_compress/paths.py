@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlflow_compress.config import ENDPOINT, Parameters, is_endpoint, parameters
-from mlflow_compress.config.declarations import path_kind
+from mlflow_compress.config.declarations import named, path_kind
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.transport.endpoint import check_served_address
 
@@ -28,31 +28,32 @@ def absolute_paths(config: C) -> C:
     values = config.values()
     for name, field in parameters(type(config)).items():
         kind, value = path_kind(field), values[name]
+        what = named(name, field)
         if kind == "files" and value:
-            changed[name] = ",".join(_absolute(name, part.strip(), "file") for part in value.split(","))
+            changed[name] = ",".join(_absolute(name, part.strip(), "file", what) for part in value.split(","))
         elif kind and value:
-            changed[name] = _absolute(name, value, kind)
+            changed[name] = _absolute(name, value, kind, what)
     return config.with_values(**changed)
 
 
-def _absolute(name: str, value: str, kind: str) -> str:
+def _absolute(name: str, value: str, kind: str, what: str) -> str:
     if kind != "file" and is_endpoint(value):
         check_served_address(name, value.removeprefix(ENDPOINT))
         return value
     before, option, file = value.partition("?documents=")  # as in long:16k?documents=FILE
     if kind == "file" and option:
-        return f"{before}{option}{_absolute(name, file, kind)}"
+        return f"{before}{option}{_absolute(name, file, kind, what)}"
     reader, colon, file = value.partition(":")
     if kind == "file" and colon and len(reader) > 1 and reader.replace("-", "").isalpha():  # as in openai:FILE
-        return value if reader == "mlflow-traces" else f"{reader}:{_absolute(name, file, kind)}"
+        return value if reader == "mlflow-traces" else f"{reader}:{_absolute(name, file, kind, what)}"
     path = Path(value).expanduser()
     # For a file parameter, a folder of that name is ignored: the value may be the name of a set. And the reverse.
     if (kind != "folder" and path.is_file()) or (kind not in ("file", "program") and path.is_dir()):
         return str(path.absolute() if kind == "program" else path.resolve())
     too_deep = kind in ("folder", "either") and value.count("/") > 1  # a hub id has two parts
     if name in _ALWAYS or value.startswith((".", "~", "/")) or path.suffix in _SUFFIXES or too_deep:
-        what = {"file": "file", "folder": "folder", "program": "file"}.get(kind, "file or folder")
-        raise ConfigError(f"Parameter '{name}' names no {what}", got=value, fix=_where(path))
+        sought = {"file": "file", "folder": "folder", "program": "file"}.get(kind, "file or folder")
+        raise ConfigError(f"{what} names no {sought}", got=value, fix=_where(path))
     return value
 
 

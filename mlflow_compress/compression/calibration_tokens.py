@@ -70,7 +70,7 @@ def prepare_calibration(tokenizer: Any, texts: Sequence[str], *, samples: int, l
             "The calibration text is too short",
             allowed=f"at least {samples * length} tokens ({samples} samples of {length})",
             got=f"{len(stream)} tokens, {windows} samples",
-            fix="Give more text, or lower calibration_samples or calibration_length",
+            fix="Give more text, or fewer samples or a lower length in calibration_args",
         )
     order = np.random.default_rng(seed).permutation(windows)[:samples]
     return Calibration(stream[: windows * length].reshape(windows, length)[order])

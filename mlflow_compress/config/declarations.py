@@ -37,9 +37,13 @@ def one_error(error: ValidationError, known: Mapping[str, FieldInfo]) -> ConfigE
         return ConfigError("Unknown parameter", allowed=list(known), got=unknown[0])
     name = names[-1] if names else str(first["loc"][-1])
     same = [detail for detail in details if name in detail["loc"]]
-    together = _extra(known[name], "within") if name in known else None
-    what = f"Parameter '{name}'" if together is None else f"Setting '{together.setting(name)}' of '{together.name}'"
-    return _wrong_value(what, first, same)
+    return _wrong_value(named(name, known.get(name)), first, same)
+
+
+def named(name: str, field: FieldInfo | None) -> str:
+    """Return how an error names a parameter: as people give it."""
+    together = None if field is None else _extra(field, "within")
+    return f"Parameter '{name}'" if together is None else f"Setting '{together.setting(name)}' of '{together.name}'"
 
 
 def _wrong_value(what: str, first: Details, same: Sequence[Details]) -> ConfigError:

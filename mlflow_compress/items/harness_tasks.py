@@ -136,7 +136,7 @@ def _unknown(name: str) -> ConfigError:
     near = nearest(name, [*TASKS.names(), *defined_names()], n=3)
     return ConfigError(
         "Unknown task",
-        allowed="files (.jsonl, .txt), names that `mlflow-compress list tasks` lists, and those of lm-evaluation-harness",
+        allowed="files (.jsonl, .txt), names of `mlflow-compress list tasks`, and those of lm-evaluation-harness",
         got=name,
         fix=f"Did you mean {' or '.join(map(repr, near))}?" if near else None,
     )

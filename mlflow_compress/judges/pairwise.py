@@ -62,8 +62,8 @@ JUDGES.register(TASK)(
         settings=JudgeModelConfig,
         requires=f"A key in {KEY_VARIABLE}, and reference answers for math, reasoning and coding.",
         source=(
-            "FastChat llm_judge, pairwise comparison in both orders; its prompts where judge_prompts names them, our "
-            "own otherwise; identical answers are a tie without being asked"
+            "FastChat llm_judge, pairwise comparison in both orders; its prompts where `judge_args: prompts` names "
+            "them, our own otherwise; identical answers are a tie without being asked"
         ),
         on_request=True,
     )

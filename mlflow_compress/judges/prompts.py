@@ -181,9 +181,11 @@ def read_pair_prompts(path: Path) -> dict[str, Prompt]:
         for template in prompts.values():
             template.user.format(**values)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ConfigError(f"judge_prompts cannot be used: {type(error).__name__}: {error}", got=str(path)) from error
+        raise ConfigError(
+            f"judge_args: prompts cannot be used: {type(error).__name__}: {error}", got=str(path)
+        ) from error
     if missing := sorted(OURS.keys() - prompts.keys()):
-        raise ConfigError("judge_prompts lacks a prompt", allowed=sorted(OURS), got=f"no {missing[0]}")
+        raise ConfigError("judge_args: prompts lacks a prompt", allowed=sorted(OURS), got=f"no {missing[0]}")
     return prompts
 
 

@@ -39,7 +39,7 @@ def prices_of(settings: JudgeModelConfig) -> dict[str, Price]:
     if settings.judge_prices is None:
         if settings.judge_max_cost:
             fix = "Give judge_prices=FILE with a line 'model: {prompt: 2.5, completion: 10}', per million tokens"
-            raise ConfigError("judge_max_cost needs prices", got=settings.judge_max_cost, fix=fix)
+            raise ConfigError("judge_args: max_cost needs prices", got=settings.judge_max_cost, fix=fix)
         return {}
     prices = read_prices(Path(settings.judge_prices))
     if missing := [model for model in judge_models(settings) if model not in prices]:
@@ -119,8 +119,8 @@ class Session:
         failed = None
         if reasons[BUDGET]:
             failed = (
-                f"Stopped at judge_max_cost: {n - reasons[BUDGET]} of {n} judgments are there, and kept. The same "
-                "command again goes on from there, and may spend as much again"
+                f"Stopped at judge_args: max_cost: {n - reasons[BUDGET]} of {n} judgments are there, and kept. The "
+                "same command again goes on from there, and may spend as much again"
             )
         elif mixed := self._mixed():
             failed = (
@@ -130,8 +130,8 @@ class Session:
         elif n and unscored > self.max_unscored * n:
             failed = (
                 f"{unscored} of {n} judgments have no rating: {listed}. That is more than "
-                f"judge_max_unscored={self.max_unscored:g}. All judgments are kept: the same command again asks only "
-                "for failed calls, and a larger judge_attempts for unreadable ones too"
+                f"judge_args: max_unscored={self.max_unscored:g}. All judgments are kept: the same command again asks "
+                "only for failed calls, and a larger `judge_args: attempts` for unreadable ones too"
             )
         return {
             "values": {

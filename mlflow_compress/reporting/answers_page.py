@@ -211,7 +211,7 @@ def account_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
         thought = "" if reasoning is None else f", of which {reasoning:,.0f} were reasoning"
         rows.append(("Tokens of replies", f"{values['judge/completion_tokens']:,.0f}{thought}"))
     if "judge/cost" in values:
-        rows.append(("Cost", f"{values['judge/cost']:.4g}, in the currency of judge_prices"))
+        rows.append(("Cost", f"{values['judge/cost']:.4g}, in the currency of the prices"))
     return rows
 
 

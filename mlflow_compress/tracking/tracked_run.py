@@ -195,7 +195,7 @@ class TrackedRun:
             raise TrackingError(
                 f"The store refuses traces: {str(error).splitlines()[0]}",
                 got=f"{written} of {len(judged)} written",
-                fix="The records of the run hold every judgment; judge_traces=false writes no traces",
+                fix="The records of the run hold every judgment; judge_args: traces=false writes no traces",
             ) from error
 
     def set_note(self, markdown: str) -> None:

@@ -389,7 +389,7 @@ class Transport(AbstractContextManager["Transport"]):
         async with self._money:
             await self._money.wait_for(lambda: self.spending.is_decided(most))
             if not self.spending.begin(most):
-                return NoReply(replies.BUDGET, "Not asked: it could have cost more than judge_max_cost allows")
+                return NoReply(replies.BUDGET, "Not asked: it could have cost more than judge_args: max_cost allows")
         outcome: A | Failure | None = None
         sent = False
         try:

@@ -191,7 +191,7 @@ ENDING: dict[str, tuple[Callable[[int, dict[str, Any]], Answer], dict[str, Any],
     "too many without a rating": (
         Script({1: reply(""), 2: reply("")}),
         {"attempts": 1},
-        r"mt_bench: 4 of \d+ judgments have no rating: 4 empty. That is more than judge_max_unscored=0.05",
+        r"mt_bench: 4 of \d+ judgments have no rating: 4 empty. That is more than judge_args: max_unscored=0.05",
     ),
     "a key that is withdrawn": (
         lambda number, body: completed(healthy(body)) if number < 3 else (401, {"error": {"message": "no"}}),

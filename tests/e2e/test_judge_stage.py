@@ -53,7 +53,7 @@ def test_a_judge_that_fails_in_part_is_logged_whole_and_shows_no_secret(
             judge_prices=str(workdir / "prices.yaml"),
             judge_base_url=server.base_url.replace("//", f"//user:{PASSWORD}@"),
         )
-        with pytest.raises(JudgeError, match=r"have no rating.*judge_max_unscored=0.05") as error:
+        with pytest.raises(JudgeError, match=r"have no rating.*judge_args: max_unscored=0.05") as error:
             run_judge(asked, say=said.append)
         assert re.search(r"Account: judgments .*; new calls \d+; .*cost .*; every reply is kept; run", str(error.value))
         [failed] = [

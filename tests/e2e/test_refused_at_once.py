@@ -115,7 +115,11 @@ CASES = {
     "an engine": (["main", "--method", "rtn", "--engine", "x"], 2, "Unknown engine. .*Got: 'x'."),
     "a judge": (["main", "--method", "rtn", "--judges", "x"], 2, "Unknown judge. .*Got: 'x'."),
     "prices": (["main", "--method", "rtn", "--judge_args", "prices=x"], 2, "Parameter 'judge_prices' .*Got: 'x'."),
-    "judge prompts": (["main", "--method", "rtn", "--judge_args", "prompts=x"], 2, "judge_prompts cannot .*Got: 'x'."),
+    "judge prompts": (
+        ["main", "--method", "rtn", "--judge_args", "prompts=x"],
+        2,
+        "judge_args: prompts cannot .*Got: 'x'.",
+    ),
     "a method of many": (["sweep", "--methods", "rtn,nosuch"], 2, "Unknown compression method. .*Got: 'nosuch'."),
     "a policy": (["promote", "--policy", "x"], 2, "Parameter 'policy' names no YAML file .*Got: 'x'."),
     "no checkpoint given": (["evaluate", "--tasks", "demo"], 2, "Parameter 'checkpoint' must be given. Allowed: .*"),
@@ -157,7 +161,7 @@ CASES = {
     "BERTScore": (
         ["main", "--method", "rtn", "--answer_args", "bertscore_model=./nosuch"],
         2,
-        "Parameter 'bertscore_model' names no folder.*",
+        "Setting 'bertscore_model' of 'answer_args' names no folder.*",
     ),
     **{
         f"no GPU for {arguments[0]}": (

@@ -68,7 +68,9 @@ def read_search_text(config: SearchConfig, source: SourceModel, used: int) -> Se
     except ConfigError as error:
         needed = f"{skipped + space.search_windows} windows of {length} tokens, of which {skipped} calibrate"
         raise ConfigError(
-            f"The search's text {corpus.name!r} is too short", allowed=needed, fix="Give search_text, or fewer windows"
+            f"The search's text {corpus.name!r} is too short",
+            allowed=needed,
+            fix="Give text or fewer windows in search_args",
         ) from error
     chosen = calibration_tokens.Calibration(tokens.ids[skipped:])
     ids: list[Ids] = list(chosen.ids.astype(np.int32))

@@ -110,7 +110,7 @@ def _plan(config: SpeedConfig, model: IdentifiedModel) -> timing.TimingPlan:
     tokens = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     if prompt + new > context:
         raise ConfigError(
-            "speed_prompt_tokens and speed_new_tokens are longer than the model's context",
+            "speed_args: prompt_tokens and new_tokens are longer than the model's context",
             allowed=f"at most {context} together",
             got=prompt + new,
         )

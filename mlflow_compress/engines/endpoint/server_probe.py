@@ -343,7 +343,7 @@ def probe_chat(
     `wanted` "true" makes an error of what stands in the way, but for other tokens, which it accepts.
     """
     if wanted == "false":
-        return replace(can, answers="as completions, in our chat template (endpoint_chat=false)")
+        return replace(can, answers="as completions, in our chat template (endpoint_args: chat=false)")
     style = chat_format(tokenizer)
     if style.name == PLAIN:
         if wanted == "true":
@@ -352,7 +352,9 @@ def probe_chat(
     answer = _ask(endpoint, served_model.AnswerReader(model=model, root=can.root, most=1))
     if isinstance(answer, str):
         if wanted == "true":
-            raise EndpointError(f"{endpoint.where} gives no chat completions: {answer}", fix="Leave endpoint_chat out")
+            raise EndpointError(
+                f"{endpoint.where} gives no chat completions: {answer}", fix="Leave out chat of endpoint_args"
+            )
         return replace(can, answers="as completions, in our chat template: the server gives no chat completions")
     ours = len(Encoder(tokenizer, 1 << 30).ids([style.prompt([_TURN])], special=False)[0])
     theirs = answer.usage.prompt if answer.usage is not None else None
