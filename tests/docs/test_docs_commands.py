@@ -108,8 +108,8 @@ def test_the_readme_s_commands_are_those_of_getting_started() -> None:
 
 
 def test_every_parameter_that_a_page_names_exists() -> None:
-    commands = {name: command.parameters for name, command in all_commands().items() if command.parameters}
-    verbs = "|".join(commands)
+    commands = {one.typed: one.parameters for one in all_commands().values() if one.parameters}
+    verbs = "|".join(sorted(commands, reverse=True))
     known = {name for cls in commands.values() for name in given_parameters(cls)} | {"config"}
     for page in PAGES:
         text = page.read_text()

@@ -15,7 +15,7 @@ import yaml
 
 from mlflow_compress.commands.command import COMMANDS
 from mlflow_compress.commands.gate.parameters import GateConfig
-from mlflow_compress.config import parameters, parse, read_policy
+from mlflow_compress.config import expanded, given_parameters, parse, read_policy
 from mlflow_compress.decide.item_checks import item_policy
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -45,7 +45,7 @@ def test_the_workflow_uses_the_action_with_options_that_exist_and_variables_alon
     used = set(re.findall(r"\$(?:\{)?([A-Z_]+)", GATE["run"])) - {"PWD", "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"}
     assert used <= set(GATE["env"])
     [use] = [step["with"] for step in STEPS if str(step.get("uses", "")).startswith("./")]
-    known = set(parameters(GateConfig))
+    known = set(given_parameters(GateConfig))
     assert set(re.findall(r"--(\w+)", GATE["run"] + use["options"])) <= known
     item_policy(read_policy(str(EXAMPLES.parent / use["policy"])))
 
@@ -162,7 +162,7 @@ def test_it_is_a_rayjob_with_our_command_and_our_version_of_ray() -> None:
     values = {name.removeprefix("--"): value for name, value in zip(rest[::2], rest[1::2], strict=True)}
     cls = COMMANDS.get(stage).parameters
     assert cls is not None
-    config = parse(cls, values)
+    config = parse(cls, expanded(cls, values))
     assert program == "mlflow-compress"
     assert (config.running.engine, config.running.ray_address) == ("ray", "auto")  # type: ignore[attr-defined]
     lock = (FILE.parents[2] / "requirements-extras.txt").read_text()

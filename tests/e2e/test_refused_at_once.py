@@ -131,7 +131,7 @@ CASES = {
     "no vLLM": (
         ["main", "--method", "rtn", "--engine", "vllm", "--engine_args", f"vllm_python={sys.executable}"],
         1,
-        "vLLM is not installed in this environment. Got: '.*python.*'. Run: .* Then give --vllm_python .*",
+        "vLLM is not installed in this environment. Got: '.*python.*'. Run: .* Then give --engine_args vllm_python=.*",
     ),
     "no Python": (
         ["evaluate", "--checkpoint", "whole", "--engine", "vllm", "--engine_args", "vllm_python=/bin/true"],
@@ -233,7 +233,7 @@ def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(
 
 
 def test_without_the_harness_its_tasks_are_listed_with_their_extra(light_python: Fork) -> None:
-    done = light_python("-c", CALL, "tasks", ABSENT="lm_eval")
+    done = light_python("-c", CALL, "list", "tasks", ABSENT="lm_eval")
     assert (done.returncode, done.stderr) == (0, "")
     shown = re.sub(r"\n  ", " ", done.stdout)
     assert re.search(r"(?m)^piqa .*; extra: harness$", shown) and re.search(r"(?m)^demo .*; definition: \w{12}$", shown)

@@ -109,7 +109,7 @@ def test_one_gguf_file_with_several_types_whose_costs_were_estimated_first(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     more = {"formats": "gguf-k:3,gguf:8", "estimate": "fisher", "bits_per_weight": "5"}
-    assert cli.main(command({**texts, **more})) == 0
+    assert cli.main(command(texts, **more)) == 0
     [run] = searches(tracker)
     found = tracker.fetch_json(run.info.run_id, "search.json")
     [row] = [row for row in found["variants"] if row["kind"] == "searched"]
@@ -179,7 +179,7 @@ def test_the_smallest_variant_within_a_kl(
 def test_what_is_wrong_is_refused_before_a_run(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str], more: dict[str, str], message: str
 ) -> None:
-    assert cli.main(command({**texts, **more})) in (1, 2)
+    assert cli.main(command(texts, **more)) in (1, 2)
     assert message in capsys.readouterr().err
     assert tracker.client.search_runs([tracker.experiment_id]) == []
 

@@ -177,7 +177,7 @@ def test_settings_are_given_together(capsys: pytest.CaptureFixture[str]) -> None
     assert _parameters(*shown[0]) == {"judge_args": "timeout=60,attempts=5"}
     for wrong, message in {
         "judge_timeout=5": "'judge_timeout' is a setting of 'judge_args'. Got: 'judge_timeout=5'. Give --judge_args timeout=5.",
-        "judge_args=time=5": "'judge_args' has no such setting. Allowed: repeats, attempts",
+        "judge_args=time=5": "'judge_args' has no such setting. Allowed: base_url, repeats, attempts",
         "judge_args=timeout=x": "Setting 'timeout' of 'judge_args' must be a number. Got: 'x'",
         "judge_args=timeout": "'judge_args' cannot be read. Allowed: name=value,name=value. Got: 'timeout'",
     }.items():

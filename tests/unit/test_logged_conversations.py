@@ -278,7 +278,7 @@ def test_traces_become_a_file_of_cleaned_conversations(traced, tmp_path, monkeyp
             "tasks": "mlflow-traces:shop",
             "redact": "email",
             "checkpoint": "endpoint:http://127.0.0.1:9/v1",
-            "served_model": "m",
+            "endpoint_args": {"served_model": "m"},
         },
     )
     prefix, _, file = config.evaluation.tasks.partition(":")

@@ -187,7 +187,7 @@ def test_a_model_that_does_not_fit_has_no_seconds() -> None:
 def test_copies_share_the_work_and_dollars_count_every_device() -> None:
     given = {
         "model": str(SCALE / "llama-3-70b"),
-        "endpoint_args": {"tokenizer": str(demo.MODEL_DIR)},
+        "tokenizer": str(demo.MODEL_DIR),
         "tasks": "demo",
         "limit": 2,
     }

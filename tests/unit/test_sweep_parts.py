@@ -249,7 +249,7 @@ def test_bars_of_libraries_vanish_and_files_get_none(
     code = (
         "import io, sys; from mlflow_compress import cli\n"
         f"sys.stderr.isatty = lambda: {terminal}\n"
-        "cli.main(['policy']); from tqdm.auto import tqdm; bar = tqdm(total=3, file=io.StringIO())\n"
+        "cli.main(['promote', 'policy']); from tqdm.auto import tqdm; bar = tqdm(total=3, file=io.StringIO())\n"
         "print(bar.leave if not bar.disable else True, bar.disable)"
     )
     for name in [name for name in os.environ if name.startswith("TQDM_")]:

@@ -175,7 +175,7 @@ def slow(*_, **__):
         raise
 
 run.run_evaluate = slow
-sys.exit(cli.main(["evaluate", "--checkpoint", "endpoint:http://127.0.0.1:1/v1", "--served_model", "x"]))
+sys.exit(cli.main(["evaluate", "--checkpoint", "endpoint:http://127.0.0.1:1/v1", "--endpoint_args", "served_model=x"]))
 """
 
 

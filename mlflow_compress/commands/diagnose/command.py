@@ -71,7 +71,7 @@ def diagnose(
 
     Examples
     --------
-    >>> moves = mc.diagnose(compressed, corpus_tokens=1024, limit=1, store=folder)
+    >>> moves = mc.diagnose(compressed, diagnosis_args="corpus_tokens=1024", limit=1, store=folder)
     >>> moves.found.no_swap
     0.0
     >>> [group.name for group in moves.found.groups][:2]

@@ -66,7 +66,7 @@ def judge(
 
     Examples
     --------
-    >>> answers = mc.judge(compressed, instruction_limit=1, num_samples=2, max_new_tokens=8, store=folder)
+    >>> answers = mc.judge(compressed, answer_args="instruction_limit=1,num_samples=2,max_new_tokens=8", store=folder)
     >>> -1 <= answers["judge/similarity"].value <= 1
     True
     """

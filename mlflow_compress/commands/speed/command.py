@@ -40,7 +40,7 @@ def speed(
     Examples
     --------
     >>> halved = mc.compress("demo", "fp16", store=folder)
-    >>> times = mc.speed(halved, speed_repeats=2, speed_prompt_tokens=16, speed_new_tokens=4, store=folder)
+    >>> times = mc.speed(halved, speed_args="repeats=2,prompt_tokens=16,new_tokens=4", store=folder)
     >>> times["speed/decode_ratio_batch_1"].value > 0
     True
     """
