@@ -73,14 +73,18 @@ def bca(d: Draws) -> Float:
     return d.mean + np.array([np.quantile(row, level) for row, level in zip(d.means, levels, strict=True)])
 
 
-def studentised(d: Draws, *, tail: float = TAIL) -> Float:
+def studentised(d: Draws) -> Float:
     """Quantile of t* = (mean* - mean)/sd*."""
-    return d.mean - np.quantile(d.means / d.spreads, tail, axis=1) * d.spread
+    return d.mean - np.quantile(d.means / d.spreads, TAIL, axis=1) * d.spread
 
 
 def calibrated(d: Draws) -> Float:
-    """The studentised bootstrap that `metrics.studentized` computes."""
-    return studentised(d, tail=UPPER_TAIL * TAIL)
+    """The studentised bootstrap that the package computes: the heaviest item stands twice in the mean and its error."""
+    top = d.x.max(axis=1)
+    mean = (d.n * d.mean + top) / (d.n + 1)
+    squares = d.n * (d.spread**2 + (d.mean - mean) ** 2) + (top - mean) ** 2
+    t = np.quantile(d.means / d.spreads, UPPER_TAIL * TAIL, axis=1)
+    return np.asarray(mean - t * np.sqrt(d.n * squares) / (d.n + 1))
 
 
 def studentised_log(d: Draws) -> Float:

@@ -17,7 +17,7 @@ from mlflow_compress.metrics.core.requirements import PREDICTIONS, TOKEN_DISTANC
 from mlflow_compress.metrics.core.token_groups import check_same_targets, matched, token_groups
 from mlflow_compress.metrics.stats import stratified
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, Objects, same_length
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, are_grouped, group_sums
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, are_grouped, effective_groups, group_sums
 from mlflow_compress.metrics.stats.significance import holm, mcnemar_exact, paired_mean
 
 
@@ -205,9 +205,9 @@ def _kl(
             return None, None
         units = stratified.as_if_independent(difference, design, mean_of_all.population)
     elif n and are_grouped(groups):
-        sums = group_sums(difference, groups)[0]
+        sums, sizes = group_sums(difference, groups)
         units = sums * len(sums) / n  # whose mean is that of the items
-        if len(sums) < FEWEST_GROUPS:
+        if effective_groups(sizes) < FEWEST_GROUPS:
             return None, None
     mean = paired_mean(units, level=level) if n else None
     if mean is None:

@@ -10,7 +10,7 @@ from mlflow_compress.errors import AlignmentError, DataError
 from mlflow_compress.metrics.kl_by_position import position_names
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import bootstrap, cluster_sums, ratio, studentized_interval
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, effective_groups
 from mlflow_compress.records import Items, MetricResult, OptionDistances, SwapDistances
 
 
@@ -68,7 +68,8 @@ class SwapTable:
         """
         kl = self.of_swap(swap)
         sums = self.sums(kl, rows)
-        interval = studentized_interval(sums[:, 0], sums[:, 1]) if len(sums) >= FEWEST_GROUPS else None
+        enough = effective_groups(sums[:, 1]) >= FEWEST_GROUPS
+        interval = studentized_interval(sums[:, 0], sums[:, 1]) if enough else None
         low, high = interval if interval is not None else (None, None)
         value = float(sums[:, 0].sum() / sums[:, 1].sum())
         return MetricResult(name, value, low, high, n=int(sums[:, -1].sum()), category=category)
@@ -84,7 +85,7 @@ def paired_ratio(table: SwapTable, name: str, above: Sequence[str], below: Seque
     if sums[:, 1].sum() == 0:
         return None
     value = float(sums[:, 0].sum() / sums[:, 1].sum())
-    interval = bootstrap(sums[:, :2], ratio) if len(sums) >= FEWEST_GROUPS else None
+    interval = bootstrap(sums[:, :2], ratio) if effective_groups(sums[:, -1]) >= FEWEST_GROUPS else None
     low, high = interval if interval is not None else (None, None)
     return MetricResult(name, value, low, high, n=len(table.text))
 

@@ -12,7 +12,7 @@ from mlflow_compress.metrics.core.requirements import TOKEN_DISTANCES, TOKEN_SCO
 from mlflow_compress.metrics.core.token_groups import matched
 from mlflow_compress.metrics.greedy_answers import AnswerPlaces, answer_places
 from mlflow_compress.metrics.stats.arrays import Bool, finite
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, group_sums
+from mlflow_compress.metrics.stats.intervals import group_sums
 from mlflow_compress.records import MetricResult, Traces
 
 TRACES_KL = MetricKey(
@@ -75,8 +75,7 @@ def kl_by_position(inputs: MetricInputs) -> list[MetricResult]:
     results = []
     for name, rows in _parts(traces, places):
         if rows.any() and (name is None or not inputs.settings.pooled_only):
-            sums, sizes = group_sums(kl[rows], prompt[places.answer[rows]])
-            mean = Ratio(sums, sizes, trusted=len(sums) >= FEWEST_GROUPS)
+            mean = Ratio(*group_sums(kl[rows], prompt[places.answer[rows]]))
             subset = ItemSubset(None if name is None else task, name, np.empty(0, dtype=np.int64))
             results += of_subset(inputs, subset, {TRACES_KL: mean})
     return results

@@ -15,7 +15,7 @@ from mlflow_compress.metrics.core.token_groups import check_same_targets, matche
 from mlflow_compress.metrics.kl_tail import top_share_pct
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite
 from mlflow_compress.metrics.stats.corpus_statistics import CorpusStatistics, corpus_statistics
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, group_sums
+from mlflow_compress.metrics.stats.intervals import group_sums
 from mlflow_compress.records import MetricResult, RunRecords, TokenDistances, TokenScores
 
 
@@ -38,8 +38,12 @@ def _subsets(inputs: MetricInputs, tokens: TokenScores) -> Iterator[tuple[ItemSu
 
 
 def _ratio(values: Float, transform: Callable[[float], float] = float, *, rows: Int, documents: Int) -> Ratio:
-    sums, sizes = group_sums(values[rows], documents)
-    return Ratio(sums, sizes, transform, trusted=len(sums) >= FEWEST_GROUPS)
+    return Ratio(*group_sums(values[rows], documents), transform)
+
+
+def _rest(share: float) -> float:
+    """Return what a share leaves: agreement has the interval of disagreement, whose large values are the rare ones."""
+    return 1.0 - share
 
 
 MOST_NATS = 709.0
@@ -92,8 +96,9 @@ BASELINE = _key("perplexity_baseline", "neither", "The baseline's perplexity on 
 def perplexity(inputs: MetricInputs) -> list[MetricResult]:
     """``exp(mean nll)`` pooled over all corpora's tokens and by corpus; no interval of fewer than 20 documents.
 
-    The studentised bootstrap draws documents, and its ends are those of the mean nll, transformed. Of a long text whose
-    documents are not known 20 stretches are drawn. An interval with an end that no float can hold is left out.
+    The studentised bootstrap draws documents, and its ends are those of the mean nll, transformed. Of a text of 5,000
+    windows and more whose documents are not known 20 stretches are drawn. An interval with an end that no float can
+    hold is left out.
     """
     ours = _scores(inputs.baseline)
     columns = [finite("the baseline's nll", ours.column("nll"))]
@@ -182,7 +187,7 @@ def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
     check_same_targets(ours, theirs)
     dp = matched(ours, theirs, "p_target") - ours.column("p_target")
     kl = finite("the corpus KL", matched(ours, distances, "kl"))
-    accepted = 1.0 - matched(ours, distances, "tv")
+    rejected = matched(ours, distances, "tv")
     top, top10, rbo10 = (matched(ours, distances, name) for name in ("same_top", "top10", "rbo10"))
     results = []
     for subset, mean in _subsets(inputs, ours):
@@ -190,12 +195,12 @@ def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
         p99, highest = np.quantile(kl[subset.rows], [0.99, 1.0])
         estimates: dict[MetricKey, Estimate] = {
             KL: (mean_kl := mean(kl)),
-            ACCEPTANCE: mean(accepted),
-            TOP1: mean(top),
+            ACCEPTANCE: mean(rejected, _rest),
+            TOP1: mean(1.0 - top, _rest),
             DP_MEAN: mean(100.0 * dp),
             DP_RMS: mean(1e4 * dp * dp, math.sqrt),
-            TOP10: mean(top10),
-            RBO10: mean(rbo10),
+            TOP10: mean(1.0 - top10, _rest),
+            RBO10: mean(1.0 - rbo10, _rest),
             KL_P99: Number(float(p99), n),
             KL_MAX: Number(float(highest), n),
         }

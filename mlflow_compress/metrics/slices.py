@@ -15,7 +15,7 @@ from mlflow_compress.metrics.core.metric_registry import MetricKey, metric
 from mlflow_compress.metrics.core.requirements import ITEM_DISTANCES, ITEMS, PREDICTIONS, VARIANT
 from mlflow_compress.metrics.kl_tail import CLIP
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, effective_groups
 from mlflow_compress.metrics.stats.significance import holm, larger_part_p
 from mlflow_compress.records import MetricResult
 
@@ -94,9 +94,7 @@ def by_slice(
         rows = np.flatnonzero(np.isfinite(distance.values))
         for slicing in slices:
             code, groups = slicing.code[rows], distance.groups[rows]
-            units = [len(np.unique(groups[code == i])) for i in range(len(slicing.names))]
-            n_units = len(np.unique(groups))
-            large = [i for i, n in enumerate(units) if n >= FEWEST_GROUPS and n_units - n >= FEWEST_GROUPS]
+            large = [i for i in range(len(slicing.names)) if _enough(groups[code == i]) and _enough(groups[code != i])]
             if not large:
                 continue
             present, parts = np.unique(code, return_inverse=True)
@@ -117,6 +115,10 @@ def by_slice(
         if measured:
             results += [_worst(distance.key, measured, inputs.settings), *(one for one, _ in measured)]
     return results
+
+
+def _enough(groups: Int) -> bool:
+    return len(groups) > 0 and effective_groups(np.unique(groups, return_counts=True)[1]) >= FEWEST_GROUPS
 
 
 def _worst(key: MetricKey, slices: Sequence[tuple[MetricResult, Estimate]], settings: MetricSettings) -> MetricResult:

@@ -24,7 +24,13 @@ from mlflow_compress.metrics.stats.conformal import (
     sizes_and_coverage,
     split,
 )
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, Interval, are_grouped, share_interval
+from mlflow_compress.metrics.stats.intervals import (
+    FEWEST_GROUPS,
+    Interval,
+    are_grouped,
+    effective_groups,
+    share_interval,
+)
 from mlflow_compress.records import MetricResult
 
 N_OPTIONS = 6
@@ -212,7 +218,8 @@ def _judge(inputs: MetricInputs, rows: Int, sides: list[str]) -> dict[str, _Tabl
     seed, share = split_seed(inputs, rows), s.calibration_share
     calibration, test = split(len(rows), seed=seed, calibration_share=share, groups=groups)
     grouped = are_grouped(inputs.view.group[rows])
-    n_groups = min(len(np.unique(groups[half])) for half in (calibration, test)) if grouped else None
+    sizes = [np.unique(groups[half], return_counts=True)[1] for half in (calibration, test)]
+    n_groups = min(map(effective_groups, sizes)) if grouped else None
     tables: dict[str, _Table] = {}
     # The baseline's thresholds by score, and those of each resample of the calibration items; it comes first
     held: list[float] = []

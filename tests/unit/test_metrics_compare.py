@@ -84,13 +84,13 @@ def _grouped(flips, size, groups):
 
 def test_items_with_a_group_in_common_count_as_what_they_are():
     # Ten answers of a passage flip together or not at all: the design effect is 10 * 40/39, so that 400 items tell what
-    # 39 do, with 1.5 (4*81 + 36)^2 / (4*6561 + 36) = 7.397 degrees of freedom.
+    # 39 do, with 1.2 (4*81 + 36)^2 / (4*6561 + 36) = 5.918 degrees of freedom.
     base, variant = _grouped(4, 10, 40)
     found = compare_answers(answers_from_rows(base), answers_from_rows(variant))
     single = [[{**row, "group": None} for row in rows if row["id"].endswith("-0")] for rows in (base, variant)]
     alone = compare_answers(*map(answers_from_rows, single))
     assert (found["n"], found["n_groups"], alone["n"], alone["n_groups"]) == (400, 40, 40, 40)
-    z = float(stats.t.ppf(0.975, 7.3973))
+    z = float(stats.t.ppf(0.975, 5.9178))
     half = z * math.sqrt(0.1 * 0.9 / 39 + (z / 78) ** 2) / (1 + z * z / 39)
     middle = (0.1 + z * z / 78) / (1 + z * z / 39)
     exact = float(stats.beta.ppf(stats.norm.sf(z), 3.9, 39 - 3.9 + 1))  # 3.9 of 39: the end of the nearer bound
@@ -102,7 +102,7 @@ def test_items_with_a_group_in_common_count_as_what_they_are():
     assert "items      400 in 40 groups" in text and "[" in text
     few = compare_answers(*map(answers_from_rows, _grouped(2, 10, 8)))
     assert few["flips_pct_interval"] is few["accuracy_delta_interval"] is None
-    assert "items of fewer than 20 groups have no valid one" in Comparison(few).as_text()
+    assert "none: too few groups, as they count as fewer than 20 of one size" in Comparison(few).as_text()
     json.dumps(few)
 
 

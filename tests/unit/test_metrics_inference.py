@@ -362,7 +362,9 @@ def _slow(values, sizes, picks, level=0.95):
         t.append((a.sum() / b.sum() - r) / error(a, b))
     tail = (1 - level) / 2
     lowest, highest = np.quantile(t, [0.6 * tail, 1 - tail])
-    return r - highest * error(values, sizes), r - lowest * error(values, sizes)
+    heaviest = np.argmax(values - r * sizes)
+    twice = np.append(values, values[heaviest]), np.append(sizes, sizes[heaviest])
+    return r - highest * error(values, sizes), twice[0].sum() / twice[1].sum() - lowest * error(*twice)
 
 
 @pytest.mark.parametrize("clusters", [False, True])

@@ -108,7 +108,7 @@ class Comparison(Tabular):
         if compared["all_flips_pct"] is not None:
             lines.insert(4, f"all flips  {compared['all_flips_pct']:.2f} %")
         if points is None:
-            lines.append(f"intervals  none: items of fewer than {FEWEST_GROUPS} groups have no valid one")
+            lines.append(f"intervals  none: too few groups, as they count as fewer than {FEWEST_GROUPS} of one size")
         if compared.get("rule"):
             lines.append(f"scored by  {compared['rule']}")
         return "\n".join(lines)

@@ -13,7 +13,7 @@ from mlflow_compress.metrics.core.metric_registry import TOO_LONG
 from mlflow_compress.metrics.core.requirements import ITEMS
 from mlflow_compress.metrics.core.token_groups import token_groups
 from mlflow_compress.metrics.stats.arrays import Bool
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, effective_groups
 from mlflow_compress.records import ItemKey, RunRecords
 
 UNSCORED_PCT, CUT_PCT = "items/unscored_pct", "items/cut_pct"
@@ -29,10 +29,12 @@ class Account:
     drawn_from: int | None = None  # Items from which these were drawn by the baseline's lead; None where all were asked
     smallest_probability: float | None = None  # By which an item was drawn
     groups: int | None = None  # Groups of items that share something; None where every item stands alone
+    effective_groups: int | None = None  # As how many of one size they count
     unscored: Mapping[str, int] = field(default_factory=dict)  # Items without an answer of both models, by reason
     tokens: int = 0  # Tokens of running text that have a log-probability
     windows: int = 0  # Their windows, and the texts that these are from: documents, or stretches of one long text
     texts: int = 0
+    effective_texts: int = 0  # As how many of one size they count
     cut: int = 0  # Items whose prompt was longer than the context, and lost its beginning
     asked_again: Mapping[str, int] = field(default_factory=dict)  # Requests to a server that were repeated, by fault
     # Under what conditions: baseline, engine, dtype, threads, processor
@@ -76,12 +78,12 @@ class Account:
             if self.again:
                 parts.append(f"{self.again:,} of the items are questions asked again in another form")
             if self.groups is not None:
-                few = f" (no intervals: fewer than {FEWEST_GROUPS})" if self.groups < FEWEST_GROUPS else ""
+                few = _too_few(self.effective_groups or self.groups)
                 parts.append(f"they are in {self.groups:,} groups that share a text or source{few}")
             parts.append(self.shortened if self.cut else "no prompt cut")
         if self.tokens:
             texts = "1 text" if self.texts == 1 else f"{self.texts:,} texts"
-            few = f" (no intervals: fewer than {FEWEST_GROUPS})" if self.texts < FEWEST_GROUPS else ""
+            few = _too_few(self.effective_texts or self.texts)
             parts.append(f"{self.tokens:,} tokens of text scored, in {self.windows:,} windows of {texts}{few}")
         if self.asked_again:
             parts.append(f"{sum(self.asked_again.values()):,} requests repeated ({_listed(self.asked_again)})")
@@ -100,6 +102,11 @@ class Account:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Account":
         return cls(**{name: value for name, value in content.items() if name != "scored"})
+
+
+def _too_few(n: int) -> str:
+    few = f" (no intervals: too few, as they count as {n} of one size, and {FEWEST_GROUPS} are needed)"
+    return few if n < FEWEST_GROUPS else ""
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -136,8 +143,9 @@ def take_account(
     empty = Account(asked=0, asked_again=dict(asked_again or {}), setting=dict(setting or {}))
     if subject.token_scores is not None and len(subject.token_scores):
         text = token_groups(subject.token_scores)
-        windows, texts = (len(np.unique(codes)) for codes in (text.window, text.document))
-        empty = replace(empty, tokens=len(subject.token_scores), windows=windows, texts=texts)
+        windows, texts = len(np.unique(text.window)), np.unique(text.document, return_counts=True)[1]
+        empty = replace(empty, tokens=len(subject.token_scores), windows=windows, texts=len(texts))
+        empty = replace(empty, effective_texts=effective_groups(texts))
     if ITEMS.missing(inputs) is not None:
         return empty
     view = inputs.view
@@ -152,7 +160,8 @@ def take_account(
     if inputs.design is not None:
         least = float((1 / inputs.design.weight).min())
         empty = replace(empty, drawn_from=inputs.design.n_items, smallest_probability=least)
-    groups = len(np.unique(view.group))
-    empty = replace(empty, groups=groups if groups < len(view) else None)
+    sizes = np.unique(view.group, return_counts=True)[1]
+    if len(sizes) < len(view):
+        empty = replace(empty, groups=len(sizes), effective_groups=effective_groups(sizes))
     again = int(np.isin(view.family, view.families(lambda family: family.again)).sum())
     return replace(empty, asked=len(view), again=again, unscored=dict(reasons), cut=len(set(names) & set(cut)))

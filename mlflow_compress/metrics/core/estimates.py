@@ -184,7 +184,7 @@ class Mean:
             return value, None if ends is None else (low + ends[0], low + ends[1])
         if self.groups is not None and intervals.are_grouped(self.groups):
             values, sizes = intervals.group_sums(values, self.groups)
-            if len(values) < intervals.FEWEST_GROUPS:
+            if intervals.effective_groups(sizes) < intervals.FEWEST_GROUPS:
                 return value, None
         if self.bounds is not None and not self.skewed:
             return value, intervals.bounded_mean_interval(values, sizes, low=low, high=high, level=settings.level)
@@ -194,7 +194,7 @@ class Mean:
 
     def _of_drawn(self, design: stratified.Design, settings: MetricSettings) -> tuple[float, Interval | None]:
         mean = stratified.weighted_mean(self.values, design, self.groups)
-        if not self.trusted or self.n < intervals.FEWEST_GROUPS:
+        if not self.trusted or mean.n_groups < intervals.FEWEST_GROUPS:
             return mean.value, None
         if self.bounds is not None and not self.skewed:
             low, high = self.bounds
@@ -240,7 +240,7 @@ class Resampled:
         if self.groups is not None and intervals.are_grouped(self.groups):
             columns = cluster_sums(self.columns, self.groups)
             sizes = columns[:, -1]
-            if len(columns) < intervals.FEWEST_GROUPS:
+            if intervals.effective_groups(sizes) < intervals.FEWEST_GROUPS:
                 return self.value, None
             statistic = self._of_groups
         ends = interval(columns, statistic)
@@ -262,15 +262,14 @@ def _unchanged(value: float) -> float:
 class Ratio:
     """A mean over values that come in groups, in the key's unit, with the studentised bootstrap's interval over groups.
 
-    Or a function of it that rises or falls throughout, as a perplexity is of a mean negative log-likelihood. There
-    is no interval where the function overflows at an end.
+    Or a function of it that rises or falls throughout, as a perplexity is of a mean negative log-likelihood. There is
+    no interval for fewer than `FEWEST_GROUPS` groups, and where the function overflows at an end.
     """
 
     sums: Float  # Sum of each group's values, and their number; shape (n_groups,)
     sizes: Float
     transform: Callable[[float], float] = _unchanged
     n_unscored: int | None = None
-    trusted: bool = True  # Whether there are enough groups for an interval
 
     @property
     def n(self) -> int:
@@ -278,7 +277,8 @@ class Ratio:
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         value = self.transform(float(self.sums.sum() / self.sizes.sum()))
-        interval = settings.skewed_interval(self.sums, self.sizes) if self.trusted else None
+        enough = intervals.effective_groups(self.sizes) >= intervals.FEWEST_GROUPS
+        interval = settings.skewed_interval(self.sums, self.sizes) if enough else None
         if interval is None:
             return value, None
         try:

@@ -194,9 +194,13 @@ def studentized_interval(
     """Studentised bootstrap interval of a mean, or of a ratio of sums over clusters.
 
     With ``r = sum(a)/sum(b)``, ``e_i = a_i - r b_i`` and ``se = sqrt(sum(e²))/sum(b)``, every resample has
-    ``t* = (r* - r)/se*``, and the interval is ``[r - t*_(upper) se, r - t*_(lower) se]``: the lower end takes the
+    ``t* = (r* - r)/se*``, and the interval is ``[r - t*_(upper) se, r' - t*_(lower) se']``: the lower end takes the
     quantile of t* that leaves ``(1 - level)/2`` above it, the upper end the one that leaves `UPPER_TAIL` times as much
     below it. The lower end is not below 0 where no value is.
+
+    Here r' and se' are those of the sample in which the unit with the largest e_i stands twice: what the heaviest unit
+    is, a sample may not have seen. Of 20 to 75 clusters whose means are lognormal (sigma 1.5) the interval covers 93 to
+    95 % with it, and 90 to 92 % without (`benchmarks/interval_edges.py`).
 
     - `values` (n,): One value per item, or the sum ``a_i`` of each cluster.
     - `sizes` (n,): Number of values ``b_i`` in each cluster; without it every unit counts as one.
@@ -205,7 +209,8 @@ def studentized_interval(
     equal values is not rarer than the tail: its t* is infinite.
 
     Source: Efron, "Nonparametric standard errors and confidence intervals", 1981; Hall, "Theoretical comparison of
-    bootstrap confidence intervals", Annals of Statistics 1988. `UPPER_TAIL` is this project's.
+    bootstrap confidence intervals", Annals of Statistics 1988. `UPPER_TAIL` and the heaviest unit's second copy are
+    this project's.
     """
     _check(resamples, level)
     a = moderate("values", values)
@@ -222,8 +227,11 @@ def studentized_interval(
     tail = (1 - level) / 2
     with np.errstate(invalid="ignore"):  # an infinite t* beside a finite one has no mean
         lowest, highest = np.quantile(t, [UPPER_TAIL * tail, 1 - tail])
-    error = float(np.sqrt(e @ e) / b.sum())
-    low, high = estimate - float(highest) * error, estimate - float(lowest) * error
+    low = estimate - float(highest) * float(np.sqrt(e @ e) / b.sum())
+    a, b = np.append(a, a[e.argmax()]), np.append(b, b[e.argmax()])
+    estimate = float(a.sum() / b.sum())
+    e = a - estimate * b
+    high = estimate - float(lowest) * float(np.sqrt(e @ e) / b.sum())
     if not np.isfinite([low, high]).all():
         return None
     return Interval(max(low, 0.0) if (a >= 0.0).all() else low, high)

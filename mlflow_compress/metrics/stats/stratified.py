@@ -182,7 +182,7 @@ class WeightedMean:
         """Return the variance of one of the readings."""
         return self.benchmark if reading == "benchmark" else self.population
 
-    n_groups: int  # Groups that they are in
+    n_groups: int  # By `effective_groups`; of items that stand alone their number
 
     def effect(self, reading: Reading) -> DesignEffect:
         """Return by how much the estimate varies more, or less, than the mean of `n` items drawn at random.
@@ -245,10 +245,9 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
         within = np.maximum(within, shrunk)
     parts = (1 - drawn / size) * drawn * within
     benchmark = float(parts.sum())
-    effect, df = 1.0, float(len(x) - 1)
+    effect, df, n_groups = 1.0, float(len(x) - 1), len(x)
     if groups is not None and are_grouped(groups):
-        grouped = design_effect(x, groups, w)
-        effect, df = grouped.effect, grouped.df
+        effect, df, n_groups = design_effect(x, groups, w)
     own = effect * spread / total
     # Satterthwaite's approximation: the strata's variances are known from few items each.
     terms = [*(parts**2 / np.maximum(drawn - 1, 1)), own**2 / max(df, 1.0)]
@@ -261,7 +260,7 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
         df=max(1.0, min(freedom, len(x) - 1.0)) if len(x) > 1 else 1.0,
         n=len(x),
         spread=spread,
-        n_groups=len(x) if groups is None else len(np.unique(groups)),
+        n_groups=n_groups,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from scipy import special
 
 from mlflow_compress.metrics.stats.arrays import Float, Int
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, group_sums
+from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, effective_groups, group_sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ def make_spread(makes: Float, groups: Int) -> MakeSpread | None:
     estimate is 0); Burdick and Graybill, "Confidence Intervals on Variance Components", 1992, for the interval.
     """
     n_makes, n_items = makes.shape
-    if n_makes < 2 or len(np.unique(groups)) < FEWEST_GROUPS:
+    if n_makes < 2 or effective_groups(np.unique(groups, return_counts=True)[1]) < FEWEST_GROUPS:
         return None
     square, inside = variance_of_makes(makes, groups)
     ends = (n_makes - 1) * square / (2 * special.gammaincinv((n_makes - 1) / 2, [0.975, 0.025])) - inside
@@ -92,7 +92,7 @@ def closer_probability(first: Float, second: Float, groups: Int) -> float | None
     Source: Searle, Casella and McCulloch, "Variance Components", 1992, chapters 4 and 7 (prediction of a random
     effect); Satterthwaite, "An approximate distribution of estimates of variance components", 1946.
     """
-    count = len(np.unique(groups))
+    count = effective_groups(np.unique(groups, return_counts=True)[1])
     if count < FEWEST_GROUPS:
         return None
     difference = first.mean(axis=0) - second.mean(axis=0)
