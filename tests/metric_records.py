@@ -210,6 +210,14 @@ def inputs(n: int = 60, *, seed: int = 0, windows: int = 24, per_window: int = 2
     return MetricInputs(baseline, variant, noise, embeddings=embeddings(rng))
 
 
+def in_groups(run: records.RunRecords, per_group: int) -> records.RunRecords:
+    """Return the records with every `per_group` items of a task as one group."""
+    table = run.items.table
+    names = [f"p{int(item) // per_group}" for item in table.column("item_id").to_pylist()]
+    place = table.schema.get_field_index("group_id")
+    return replace(run, items=records.Items(table.set_column(place, table.schema.field("group_id"), [names])))
+
+
 def identical(full: MetricInputs) -> MetricInputs:
     """Evidence of a variant that equals its baseline: all distances 0."""
     rng = np.random.default_rng(0)

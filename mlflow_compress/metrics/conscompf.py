@@ -144,7 +144,8 @@ def conscompf(inputs: MetricInputs) -> list[MetricResult]:
         values[FLOOR] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")
     estimates = {}
     for key, x in values.items():
-        far = inputs.settings.skewed_interval(1.0 - x)
+        distance = np.where(np.isclose(x, 1.0, rtol=0.0, atol=1e-12), 0.0, 1.0 - x)  # equal answers but for rounding
+        far = inputs.settings.skewed_interval(distance)
         interval = None if far is None else (1.0 - far.high, 1.0 - far.low)
         estimates[key] = Number(float(x.mean()), len(x), interval=interval)
     return pooled(inputs, estimates)

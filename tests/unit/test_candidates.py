@@ -22,13 +22,13 @@ from mlflow_compress.decide.champion import HeadToHead, Incumbent, head_to_head,
 from mlflow_compress.decide.promotion import Candidate, CandidateOutcome, Decision, PolicyAnswer
 from mlflow_compress.errors import AlignmentError, ConfigError, TrackingError
 from mlflow_compress.metrics.stats.intervals import Interval
-from mlflow_compress.records import Items, RunRecords
+from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import evaluations
 from mlflow_compress.tracking.model_registry import create_model, planned_model
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
-from tests.metric_records import inputs, items
+from tests.metric_records import in_groups, inputs, items
 
 ALL, FIVE, OTHER = "a" * 16, "b" * 16, "abcdef" + "0" * 10
 WIDE = {"max_kl": 1.0, "max_flips_pct": 100.0, "max_accuracy_drop_pct": 100.0}
@@ -250,14 +250,6 @@ def test_the_order_of_the_records_does_not_matter() -> None:
     one, two = head_to_head(full.variant, turned), head_to_head(full.variant, other)
     assert one.kl == pytest.approx(two.kl) and one.kl_interval == pytest.approx(two.kl_interval)
     assert (one.accuracy_interval, one.gained, one.lost) == (two.accuracy_interval, two.gained, two.lost)
-
-
-def in_groups(records: RunRecords, per_group: int) -> RunRecords:
-    """Return the records with every `per_group` items of a task as one group."""
-    table = records.items.table
-    names = [f"p{int(item) // per_group}" for item in table.column("item_id").to_pylist()]
-    place = table.schema.get_field_index("group_id")
-    return replace(records, items=Items(table.set_column(place, table.schema.field("group_id"), [names])))
 
 
 def test_items_with_a_text_in_common_are_compared_as_groups() -> None:

@@ -595,14 +595,6 @@ def test_item_and_corpus_kl_use_the_studentised_interval():
 # --- no interval of width 0
 
 
-def test_no_metric_has_an_interval_of_width_0():
-    """A variant that equals its baseline has nothing but equal values in every distance and every difference."""
-    for n in (2, 20, 60):
-        full = metric_records.inputs(n)
-        results = [*compute_all(metric_records.identical(full)), *compute_all(full)]
-        assert [r for r in results if r.low is not None and r.low >= r.high] == [], n
-
-
 @pytest.mark.parametrize("size", [1, 3])
 def test_values_that_are_all_alike_have_an_interval_that_allows_for_others_or_none(size):
     """2.5 % of samples of n groups show none of what 1 - 0.025^(1/n) of them are: Clopper and Pearson; Wilson's is near."""
