@@ -44,8 +44,7 @@ def test_one_group_of_30_percent_leaves_no_interval() -> None:
 def test_the_account_says_as_how_many_groups_count() -> None:
     full = metric_records.inputs(20)
     account = take_account(MetricInputs(metric_records.in_groups(full.baseline, 6)))
-    assert account.groups is not None and account.effective_groups is not None
-    assert account.effective_groups < intervals.FEWEST_GROUPS < account.groups
+    assert account.groups is not None and account.effective_groups < intervals.FEWEST_GROUPS < account.groups
     few = f"(no intervals: too few, as they count as {account.effective_groups} of one size, and 20 are needed)"
     assert f"they are in {account.groups} groups that share a text or source {few}" in account.sentence
     assert Account.from_dict(account.to_dict()) == account

@@ -29,12 +29,12 @@ class Account:
     drawn_from: int | None = None  # Items from which these were drawn by the baseline's lead; None where all were asked
     smallest_probability: float | None = None  # By which an item was drawn
     groups: int | None = None  # Groups of items that share something; None where every item stands alone
-    effective_groups: int | None = None  # As how many of one size they count
+    effective_groups: int = 0  # As how many of one size these count
     unscored: Mapping[str, int] = field(default_factory=dict)  # Items without an answer of both models, by reason
     tokens: int = 0  # Tokens of running text that have a log-probability
     windows: int = 0  # Their windows, and the texts that these are from: documents, or stretches of one long text
     texts: int = 0
-    effective_texts: int = 0  # As how many of one size they count
+    effective_texts: int = 0  # As how many of one size these count
     cut: int = 0  # Items whose prompt was longer than the context, and lost its beginning
     asked_again: Mapping[str, int] = field(default_factory=dict)  # Requests to a server that were repeated, by fault
     # Under what conditions: baseline, engine, dtype, threads, processor
@@ -78,12 +78,12 @@ class Account:
             if self.again:
                 parts.append(f"{self.again:,} of the items are questions asked again in another form")
             if self.groups is not None:
-                few = _too_few(self.effective_groups or self.groups)
+                few = _too_few(self.effective_groups)
                 parts.append(f"they are in {self.groups:,} groups that share a text or source{few}")
             parts.append(self.shortened if self.cut else "no prompt cut")
         if self.tokens:
             texts = "1 text" if self.texts == 1 else f"{self.texts:,} texts"
-            few = _too_few(self.effective_texts or self.texts)
+            few = _too_few(self.effective_texts)
             parts.append(f"{self.tokens:,} tokens of text scored, in {self.windows:,} windows of {texts}{few}")
         if self.asked_again:
             parts.append(f"{sum(self.asked_again.values()):,} requests repeated ({_listed(self.asked_again)})")
