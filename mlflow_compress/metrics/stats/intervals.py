@@ -73,8 +73,8 @@ def design_effect(values: npt.ArrayLike, groups: npt.ArrayLike, weights: Float |
     The variance of v is that of a sum dominated by its largest terms where few groups have events, so that t(G - 1) is
     too narrow (a share of 2 % in groups of 1 to 40 was covered in 81 % of the draws). The degrees of freedom are
     ``min(G - 1, 1.2 sum(e^2)^2/sum(e^4))``: of the quotient alone, Satterthwaite's approximation with the terms' own
-    fourth moments, 20 groups are 12 % wider, and with 1.5 in place of 1.2 up to 5.8 % of upper ends are too low, where
-    2.5 % are due (`benchmarks/interval_edges.py`).
+    fourth moments, 20 groups are up to 20 % wider, and with 1.5 in place of 1.2 up to 5.7 % of upper ends are too low,
+    where 2.5 % are due (`benchmarks/interval_edges.py`).
 
     Source: Rao and Scott, "A simple method for the analysis of clustered binary data", Biometrics 1992; Karlin, Cameron
     and Williams, "Sibling and parent-offspring correlation estimation with variable family size", PNAS 1981;
