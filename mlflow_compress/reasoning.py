@@ -112,10 +112,17 @@ case, punctuation and repeated blanks. Formulas are not read."""
 
 def conclusions(text: str, compare: str) -> Iterator[str]:
     """Yield what a text concludes, in a form in which equal answers are equal: boxed, or behind "answer is"."""
+    for begin, end in _concluded(text, compare):
+        read = _READERS[compare](text[begin:end])
+        assert read is not None
+        yield read
+
+
+def _concluded(text: str, compare: str) -> Iterator[tuple[int, int]]:
     for found in _CONCLUDED.finditer(text):
-        read = _READERS[compare](found[1] or found[2] or "")
-        if read is not None:
-            yield read
+        begin, end = found.span(1 if found[1] is not None else 2)
+        if _READERS[compare](text[begin:end]) is not None:
+            yield begin, end
 
 
 def read_answer(answer: str, compare: str) -> str | None:
@@ -123,12 +130,21 @@ def read_answer(answer: str, compare: str) -> str | None:
 
     It is the last conclusion, if there is one; else the last number, the only letter, or the whole text.
     """
-    for read in reversed([*conclusions(answer, compare)]):
-        return read
-    if compare == "number":
-        numbers = _NUMBER.findall(answer)
-        return _number(numbers[-1]) if numbers else None
-    if compare == "letter":
-        letters = set(_LETTER.findall(answer))
-        return letters.pop() if len(letters) == 1 else None
-    return _text(answer)
+    span = answer_span(answer, compare)
+    return None if span is None else _READERS[compare](answer[slice(*span)])
+
+
+def answer_span(answer: str, compare: str) -> tuple[int, int] | None:
+    """Return the first character of what `read_answer` reads, and the one behind it; None where it cannot be read."""
+    concluded, pattern = [*_concluded(answer, compare)], {"number": _NUMBER, "letter": _LETTER}.get(compare)
+    if pattern is None:
+        whole = (0, len(answer)) if _text(answer) else None
+        return concluded[-1] if concluded else whole
+    if concluded:
+        found = pattern.search(answer, *concluded[-1])
+        assert found is not None
+        return found.span()
+    places = [*pattern.finditer(answer)]
+    if not places or (compare == "letter" and len({found[0] for found in places}) > 1):
+        return None
+    return places[-1].span()

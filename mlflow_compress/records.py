@@ -448,6 +448,31 @@ class GreedyDistances(TokenDistances):
     """Distances of the variant at every token of the baseline's greedy answers."""
 
 
+class Chains(TokenAnswers):
+    """The baseline's own thoughts and answers to problems, drawn as its first answers are; one per problem, sample 0.
+
+    `pieces` has the text that each token adds, special tokens too, but not that of the end token. The first `n_thought`
+    tokens are the thought with its tags. ``tokens[answer_begin:answer_end]`` hold the answer that is read behind it;
+    both are null where that is wrong, or there is none.
+    """
+
+    SCHEMA = _schema(
+        _ITEM,
+        _shorts("sample"),
+        _token_lists("prompt_tokens", "tokens"),
+        _text_lists("pieces"),
+        _ints("n_thought", "answer_begin", "answer_end"),
+    )
+
+
+class ChainScores(TokenScores):
+    """Scores of every token of the baseline's chains, by the baseline itself or by the variant."""
+
+
+class ChainDistances(TokenDistances):
+    """Distances of the variant at every token of the baseline's chains."""
+
+
 class Judgments(Records):
     """A judge's rating of one answer: `score` from 1 to 10, or null where there is none.
 
@@ -488,6 +513,9 @@ class RunRecords:
     greedy_answers: GreedyAnswers | None = None
     greedy_scores: GreedyScores | None = None
     greedy_distances: GreedyDistances | None = None
+    chains: Chains | None = None
+    chain_scores: ChainScores | None = None
+    chain_distances: ChainDistances | None = None
     timings: Timings | None = None
     serving_memory: ServingMemory | None = None
 

@@ -91,7 +91,7 @@ class Suite:
     @property
     def is_scored(self) -> bool:
         """Whether any token is scored; False where every answer is generated."""
-        return bool(self.corpora) or any(task.requests or task.documents for task in self.tasks)
+        return bool(self.corpora) or any(t.requests or t.documents or t.chains is not None for t in self.tasks)
 
     def rendered(self, *render: Any) -> "Suite":
         return replace(self, tasks=tuple(rendered(task, *render) for task in self.tasks))

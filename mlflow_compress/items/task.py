@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
-from mlflow_compress.records import Items, Request, RunRecords, Traces
+from mlflow_compress.records import Chains, Items, Request, RunRecords, Traces
 from mlflow_compress.registry import Registry
 
 T = TypeVar("T")
@@ -110,6 +110,8 @@ class Task:
     calls: bool = False
     # Texts whose every token is scored (rolling tasks, which have no items)
     documents: tuple[str, ...] = field(default=(), repr=False)
+    # The baseline's own thoughts about some of its problems; None as long as they are not written, or for other tasks
+    chains: Chains | None = field(default=None, repr=False)
     # Computes the harness's own metrics from the records of a run
     harness_metrics: Callable[[RunRecords], list[HarnessMetric]] | None = field(default=None, repr=False)
 
@@ -137,6 +139,9 @@ class Task:
                 digest.update(repr(self.answering.sampling).encode())
         for document in self.documents:
             digest.update(repr(document).encode())
+        if self.chains is not None:
+            rows = self.chains.table.select(["item_id", "prompt_tokens", "tokens"]).to_pylist()
+            digest.update(repr([[*row.values()] for row in rows]).encode())
         if self.chat or self.conversations or self.calls:
             digest.update(b"chat")
         if self.harness_metrics is not None:

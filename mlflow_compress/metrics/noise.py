@@ -98,7 +98,7 @@ def engine_distance(inputs: MetricInputs) -> list[MetricResult]:
 
 def _of_a_server() -> list[MetricKey]:
     """Return the distances that a server shows: those of answers, and bounds from lists of tokens."""
-    complete = {requirements.OPTION_DISTANCES, requirements.TOKEN_DISTANCES}
+    complete = {requirements.OPTION_DISTANCES, requirements.TOKEN_DISTANCES, requirements.CHAIN_DISTANCES}
     return floors(lambda metric: not complete & set(metric.requires))
 
 
@@ -148,7 +148,7 @@ def _sampled(baseline: RunRecords, noise: RunRecords) -> RunRecords:
     Items and windows that the second run was not asked for are no unscored ones, and do not count.
     """
     asked = [row_keys(r) for r in (noise.items, noise.option_scores, noise.generations) if r is not None]
-    windows = row_keys(noise.token_scores) if noise.token_scores is not None else None
+    windows, chains = (row_keys(r) if r is not None else None for r in (noise.token_scores, noise.chain_scores))
 
     def rows(records: R | None, keys: pa.Array | None) -> R | None:
         if records is None or keys is None:
@@ -162,6 +162,8 @@ def _sampled(baseline: RunRecords, noise: RunRecords) -> RunRecords:
         generations=rows(baseline.generations, items),
         token_scores=rows(baseline.token_scores, windows),
         traces=noise.traces,
+        chains=noise.chains,
+        chain_scores=rows(baseline.chain_scores, chains),
     )
 
 

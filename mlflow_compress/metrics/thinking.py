@@ -14,6 +14,7 @@ from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDiffere
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, ITEMS, VARIANT, family
+from mlflow_compress.metrics.hesitation import marker_starts
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import difference_of, first_column
 from mlflow_compress.metrics.stats.significance import benjamini_hochberg
@@ -25,13 +26,14 @@ REQUIRES = (ITEMS, VARIANT, GENERATIONS, family(FAMILY))
 FALSE_DISCOVERIES = 0.05  # Of the questions that are called lost or won, at most this share on average
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DrawnAnswers:
     """What k drawn answers to each of n questions are; every array has shape (n, k)."""
 
     read: list[list[str | None]]  # In a form in which equal answers are equal; None where there is none
     right: Float  # 1 or 0; NaN where an answer cannot be read. One that is cut in its thought, or empty, is 0
     tokens: Float
+    hesitations: Float  # Hesitation markers in the thought
     cut: Bool  # At the token limit
     unclosed: Bool  # The thought does not end
     found: Bool  # The thought concludes the right answer somewhere
@@ -94,7 +96,7 @@ def _read(inputs: MetricInputs, rows: Int, answers: Generations, start: int, k: 
     golds = [read_answer(gold, rule) for (gold, _), rule in zip(known, rules, strict=True)]
     others = [next((g for g in [*golds[n + 1 :], *golds[:n]] if g != gold), None) for n, gold in enumerate(golds)]
     read: list[list[str | None]] = [[None] * k for _ in rows]
-    right, tokens = np.full((len(rows), k), np.nan), np.zeros((len(rows), k))
+    right, tokens, hesitations = np.full((len(rows), k), np.nan), np.zeros((len(rows), k)), np.zeros((len(rows), k))
     flags = {name: np.zeros((len(rows), k), dtype=bool) for name in ("cut", "unclosed", "found", "found_another")}
     columns = ("sample", "prompt", "text", "n_tokens")
     for n, row in zip(at, drawn.table.select(columns).to_pylist(), strict=True):
@@ -105,12 +107,13 @@ def _read(inputs: MetricInputs, rows: Int, answers: Generations, start: int, k: 
         if own is not None or not answer:
             right[cell] = own == golds[n]
         tokens[cell] = row["n_tokens"]
+        hesitations[cell] = len(marker_starts(thought))
         concluded = set(conclusions(thought, rules[n]))
         flags["cut"][cell] = row["n_tokens"] >= int(known[n][1])
         flags["unclosed"][cell] = not answer and stays_in_thought(row["prompt"], row["text"])
         flags["found"][cell] = golds[n] in concluded
         flags["found_another"][cell] = others[n] in concluded
-    return DrawnAnswers(read=read, right=right, tokens=tokens, **flags)
+    return DrawnAnswers(read=read, right=right, tokens=tokens, hesitations=hesitations, **flags)
 
 
 def pass_at_k(right: int, n: int, k: int) -> float:

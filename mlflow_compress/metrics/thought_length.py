@@ -6,7 +6,7 @@ from mlflow_compress.metrics.core.estimates import Estimate, PairedDifference, P
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.stats.arrays import Float
-from mlflow_compress.metrics.stats.bootstrap import difference_of, ratio
+from mlflow_compress.metrics.stats.bootstrap import difference_of, ratio, ratio_of_ratios
 from mlflow_compress.metrics.thinking import REQUIRES, DrawnAnswers, thinking_models
 from mlflow_compress.records import MetricResult
 
@@ -51,6 +51,15 @@ FOUND_DELTA = _percent("found_and_lost_delta_pct", "neither", "Variant minus bas
 FOUND_BY_CHANCE = _percent(
     "found_by_chance_pct", "neither", "The variant's, held against the right answers of other questions."
 )
+_hesitations = keys_of("reasoning", unit="markers", counted="answers", on_request=True)
+HESITATION = _hesitations(
+    "hesitation_per_1k", "neither", "Hesitation markers in the variant's thoughts per 1,000 tokens."
+)
+HESITATION_BASELINE = _hesitations("hesitation_per_1k_baseline", "neither", "The same of the baseline.")
+HESITATION_DELTA = _hesitations("hesitation_per_1k_delta", "neither", "Variant minus baseline.", low=-np.inf)
+HESITATION_FLOOR = _hesitations(
+    "hesitation_per_1k_floor", "neither", "The baseline's second sampling minus its first.", low=-np.inf
+)
 COST = _tokens("tokens_per_right", "lower", "Tokens that the variant writes to one right answer.")
 COST_BASELINE = _tokens("tokens_per_right_baseline", "lower", "The same of the baseline.")
 COST_RATIO = _times("tokens_per_right_ratio", "lower", "Variant over baseline.")
@@ -60,20 +69,17 @@ def _found_share(means: Float) -> Float:
     return 100.0 * ratio(means)
 
 
-def _ratio_of_ratios(means: Float) -> Float:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return ratio(means[..., :2]) / ratio(means[..., 2:])
-
-
 @metric(
     "thought_length",
     keys=(
         *(LENGTH, LENGTH_FLOOR, LENGTH_RIGHT, LENGTH_WRONG),
         *(key for keys in KINDS.values() for key in keys),
+        *(HESITATION, HESITATION_BASELINE, HESITATION_DELTA, HESITATION_FLOOR),
         *(FOUND, FOUND_BASELINE, FOUND_DELTA, FOUND_BY_CHANCE, COST, COST_BASELINE, COST_RATIO),
     ),
     requires=REQUIRES,
-    source="failures that had the answer on the way: arXiv 2606.00206, there read by a model, here by rule",
+    source="failures that had the answer on the way, and hesitation words: arXiv 2606.00206, there read by a model, "
+    "here by rule; the list of markers is ours",
 )
 def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     """Over k drawn answers to each of n questions; every interval is over questions, whose answers stay together.
@@ -85,6 +91,9 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
 
     A thought "concludes" what stands in a box, or behind "answer is". How often this rule is met by accident says
     ``found_by_chance_pct``: the same thoughts, with the right answer of the next question that has another one.
+
+    ``hesitation_per_1k = 1000 markers/tokens``, sums over answers. Markers are those of `hesitation.MARKERS`, in the
+    thought; the tokens are those of thought and answer.
 
     ``tokens_per_right = sum(tokens)/sum(right)``: those of wrong answers are paid too. An answer that cannot be read
     counts as not right here. There is no result where a model has no right answer.
@@ -118,6 +127,14 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
             base: Proportion.of(a, groups),
             delta: PairedDifference.of(a, b, groups),
         }
+    hesitant = {
+        one: np.column_stack([1000.0 * one.hesitations.ravel(), one.tokens.ravel()]) for one in (first, again, variant)
+    }
+    for key, one in ((HESITATION, variant), (HESITATION_BASELINE, again)):
+        estimates[key] = Resampled(hesitant[one], ratio, groups=groups)
+    for key, one, other in ((HESITATION_DELTA, again, variant), (HESITATION_FLOOR, first, again)):
+        both = np.column_stack([hesitant[one], hesitant[other]])
+        estimates[key] = Resampled(both, difference_of(ratio), groups=groups)
     wrong = {who: (one.right == 0.0).ravel() for who, one in (("baseline", again), ("variant", variant))}
     found = {"baseline": again.found.ravel(), "variant": variant.found.ravel()}
     mine = wrong["variant"]
@@ -138,5 +155,5 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     if (again.right == 1.0).any():
         estimates[COST_BASELINE] = Resampled(columns[:, 2:], ratio, groups=groups)
     if COST in estimates and COST_BASELINE in estimates:
-        estimates[COST_RATIO] = Resampled(columns, _ratio_of_ratios, groups=groups)
+        estimates[COST_RATIO] = Resampled(columns, ratio_of_ratios, groups=groups)
     return pooled(inputs, estimates)

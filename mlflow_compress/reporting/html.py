@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlflow_compress.metrics.chains import CHAIN_KL
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.core.metric_registry import Pooled, all_keys, headline_keys
@@ -78,6 +79,15 @@ def parts_table(results: Sequence[MetricResult]) -> Table:
         columns=[Column("task and category", left=True), Column("items"), *(Column(labels[name]) for name in names)],
         rows=rows,
         strong=frozenset(i for i, (_, category) in enumerate(sorted(parts)) if not category),
+    )
+
+
+def thoughts_table(results: Sequence[MetricResult]) -> Table:
+    """Return the KL by place in the baseline's own thoughts; without rows where none was scored."""
+    interval = f"KL in nats [{interval_percent(headline(results))} interval]"
+    return Table(
+        columns=[Column("place", left=True), Column("tokens"), Column(interval)],
+        rows=[(r.category, r.n, r) for r in results if r.name == CHAIN_KL.name and r.category is not None],
     )
 
 
@@ -188,6 +198,7 @@ def render_report(
         n_flips=len(flips),
         answers_compared="distance/flips_pct" in pooled,
         parts=parts_table(results),
+        thoughts=thoughts_table(results),
         slices=slices_table(results),
         n_slices=len(slice_findings(results)),
         setup=settings_table(setup or {}),

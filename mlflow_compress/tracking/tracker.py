@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 _RUN_ID_VARIABLE = "MLFLOW_RUN_ID"  # set by `mlflow run`: the run that its child process fills
 # Stages whose runs are no variant's. They go to an experiment beside that of the variants.
-_OF_BASELINE = ("baseline", "baseline-answers", "baseline-greedy", "baseline-traces")
+_OF_BASELINE = ("baseline", "baseline-answers", "baseline-greedy", "baseline-traces", "baseline-chains")
 _MEASURED = (*_OF_BASELINE, "evaluate", "judge", "answers")  # a checkpoint has its processor seconds in its manifest
 _BESIDE = (*_OF_BASELINE, "promote", "approve", "rollback", "gate", "report")
 

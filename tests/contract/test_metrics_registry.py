@@ -170,6 +170,9 @@ ON_REQUEST = {
     *(found.name for found in METRICS.get("tools").keys),  # needs prompts with tools: test_tool_calls
     # Need answers behind a thought: test_metrics_thinking.
     *(found.name for name in ("thinking", "thought_length") for found in METRICS.get(name).keys),
+    # Need the baseline's own thoughts: test_metrics_chains.
+    *(found.name for name in ("chain_kl", "chain_places") for found in METRICS.get(name).keys),
+    *(f"{of}/chain_{what}" for of in ("noise", "engine") for what in ("kl", "parted_pct")),
     # Needs long contexts: test_long_context.
     *(f"{of}/long_kl{end}" for of in ("distance", "noise", "engine") for end in ("", "_slope")),
     # Where vLLM runs both models: test_metrics_tools.
@@ -217,6 +220,8 @@ def test_no_key_was_forgotten():
 def test_full_evidence_meets_every_need_and_every_key_is_returned():
     assert unmet(FULL) == {
         "bert_score": "no bertscore_model was given",
+        "chain_kl": "the baseline has no chains records",
+        "chain_places": "the baseline has no chains records",
         "engine_distance": "transformers itself ran both models",
         "judge_noise": "no answer was graded more than once",
         "judge_panel": "fewer than two judge models graded the answers",

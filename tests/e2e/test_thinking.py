@@ -3,16 +3,22 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import mlflow_compress as mc
 from mlflow_compress import demo
 from mlflow_compress.commands.shared.inputs import with_chat_template
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE
 from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import Sampling, Task, TaskSettings
 from mlflow_compress.models.model_files import own_sampling
+from mlflow_compress.records import RunRecords
+from mlflow_compress.tracking.run_names import RECORDS
+from mlflow_compress.tracking.tracker import opened
 from tools.train_demo_thinks import TEMPERATURE
 from tools.train_demo_thinks import test_rows as problems_of_seed
 
@@ -100,3 +106,28 @@ def test_thinking_reaches_verdict_report_and_the_table_of_problems(tmp_path: Pat
     [problems] = [json.loads(path.read_text()) for path in tmp_path.rglob("problems.json")]
     right = [sum(row[f"right_{who}"] for row in problems) for who in ("baseline", "variant")]
     assert len(problems) == 20 and right[1] == round(80 * pooled["reasoning/pass_at_1"].value) < right[0]
+
+    # The baseline's own thoughts are its first drawn answers. Both models have scored them; here once more in float64.
+    assert "own thoughts" in report and "forking places" in report
+    runs = opened(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    [evaluated], [scored] = runs.find("evaluate"), runs.find("baseline")
+    variant, baseline = (RunRecords.read(runs.fetch(run.run_id, RECORDS)) for run in (evaluated, scored))
+    assert baseline.chains is not None and baseline.generations is not None and len(baseline.chains) == 20
+    drawn = baseline.generations.where(sample=1).table.select(["item_id", "text"]).to_pylist()
+    written = baseline.chains.table.to_pylist()
+    assert {row["item_id"]: "".join(row["pieces"]) for row in written} == {row["item_id"]: row["text"] for row in drawn}
+    [checkpoint] = [path.parent for path in (tmp_path / ".mlflow_compress").rglob(MANIFEST_FILE)]
+    kl, gain = [], []
+    models = [AutoModelForCausalLM.from_pretrained(at).double() for at in (demo.THINKS_MODEL_DIR, checkpoint)]
+    for row in written:
+        ids = torch.tensor([row["prompt_tokens"] + row["tokens"]])
+        with torch.no_grad():
+            p, q = (m(ids).logits[0, len(row["prompt_tokens"]) - 1 : -1].log_softmax(-1) for m in models)
+        kl += (p.exp() * (p - q)).sum(-1).tolist()
+        if row["answer_begin"] is not None:
+            places = range(row["answer_begin"], row["answer_end"])
+            gain.append(sum(float(q[at, row["tokens"][at]] - p[at, row["tokens"][at]]) for at in places))
+    # The logits were computed in float32: a relative error of 1e-4 is 1000 of its roundings.
+    assert pooled["reasoning/chain_kl"].value == pytest.approx(np.mean(kl), rel=1e-4) and len(kl) > 1000
+    assert pooled["reasoning/chain_answer_logprob_delta"].value == pytest.approx(np.mean(gain), rel=1e-4)
+    assert variant.chains == baseline.chains

@@ -77,7 +77,7 @@ def test_benjamini_hochberg_is_scipys() -> None:
 
 def answers_of(right: np.ndarray, n: int) -> DrawnAnswers:
     no = np.zeros_like(right, dtype=bool)
-    return DrawnAnswers([[None] * n] * len(right), right, no * 1.0, no, no, no, no)
+    return DrawnAnswers([[None] * n] * len(right), right, no * 1.0, no * 1.0, no, no, no, no)
 
 
 def test_the_squared_change_has_no_bias_of_sampling() -> None:
@@ -121,6 +121,9 @@ def results(given: MetricInputs) -> dict[str, MetricResult]:
     return {name.removeprefix("reasoning/"): result for name, result in headline(found).items()}
 
 
+HESITATIONS = [f"hesitation_per_1k{end}" for end in ("", "_baseline", "_delta", "_floor")]
+
+
 def said(*concluded: int, tokens: int = 10) -> Reply:
     """A reply that concludes some numbers on the way, and the last one."""
     thought = "\n".join(f"answer is {number}" for number in concluded)
@@ -161,6 +164,8 @@ def test_every_value_by_hand() -> None:
         "found_and_lost_pct": 25.0, "found_and_lost_pct_baseline": 20.0, "found_and_lost_delta_pct": 5.0,
         # The next questions' answers are 2, 3 and 1: only the second question's third answer concludes it.
         "found_by_chance_pct": 12.5,
+        # The variant's one marker is the "hm" of the answer that cannot be read.
+        **dict(zip(HESITATIONS, (1000 / 260, 0.0, 1000 / 260, 0.0), strict=True)),
         "tokens_per_right": 260 / 3, "tokens_per_right_baseline": 120 / 7, "tokens_per_right_ratio": 260 / 3 / (120 / 7),
     }  # fmt: skip
     assert found == pytest.approx(wanted)
@@ -252,6 +257,15 @@ def test_the_verdict_says_what_became_of_right_answers_and_of_their_price() -> N
     said_of = verdict("v", found, size_ratio=2.0)
     assert "; right answers to problems -50.0 pt [" in said_of and ", each for 2.00" in said_of
     assert "problems" not in verdict("v", {}, size_ratio=2.0)
+
+
+def test_hesitation_is_counted_in_thoughts_alone() -> None:
+    """The variant has two markers in 40 tokens, the baseline's second sampling one in 20, its first none."""
+    first: Reply = ("<think>7</think>Wait, 1", 20)
+    again: Reply = ("<think>wait, 7</think>1", 20)
+    variant: Reply = ("<think>7. Wait. Let me check</think>1", 40)
+    found = results(inputs([[[one]] for one in (first, again, variant)], ["1"]))
+    assert [found[name].value for name in HESITATIONS] == pytest.approx([50.0, 50.0, 0.0, 50.0])
 
 
 DRAWS = 300  # their shares have a standard error of 1.3 points at 95 %

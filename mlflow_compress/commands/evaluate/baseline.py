@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +13,17 @@ from mlflow_compress.commands.evaluate.outputs import BOTH, WINDOW, ModelOutputs
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared import stored
 from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, get_or_create_run
-from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
+from mlflow_compress.commands.shared.inputs import baseline_label
 from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.decide.item_sampling import DRAWING
 from mlflow_compress.engines.interface import EngineModel
-from mlflow_compress.items.sources.instructions import fingerprint_of
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.models.identity import tokenizer_hash
-from mlflow_compress.records import ItemKey, RunRecords, Traces, align
-from mlflow_compress.scoring.generation.generate import generate_answers
-from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
+from mlflow_compress.records import Chains, ItemKey, RunRecords, Traces, align
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import ENGINE, FACTS, NOISE, RECORDS
@@ -42,7 +39,7 @@ def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
     """Return the part of a suite that the noise run scores; the complete suite if `n` is 0.
 
     Per task: `n` items of a seeded draw over all categories, with every answer order. Per corpus: the first `n`
-    windows, or answers of the baseline. Per task with documents: the first `n` documents. None of these are drawn,
+    windows, or answers of the baseline. Per task with documents or chains: the first `n`. None of these are drawn,
     because records name them by their position, and rounding does not depend on the position.
     """
     if n == 0:
@@ -50,6 +47,8 @@ def noise_sample(suite: Suite, n: int, *, seed: int) -> Suite:
     tasks: list[Task] = []
     for task in suite.tasks:
         sampled, ids = replace(task, documents=task.documents[:n]), task.items.column("item_id").tolist()
+        if task.chains is not None:
+            sampled = replace(sampled, chains=Chains(task.chains.table.slice(0, n)))
         if len(ids) > n:
             drawn = set(seeded(TaskSettings(seed=seed), "noise", task.name).sample(ids, n))
             requests = tuple(request for request in task.requests if request.item_id in drawn)
@@ -230,46 +229,3 @@ def _warn_of_rounding(store: Tracker, run_id: str, evaluation: str, now: Mapping
         ", ".join(changed),
         far,
     )
-
-
-STAGE = "baseline-traces"
-MOST_TOKENS = 512  # of an answer, unless the user says otherwise
-
-
-def with_traces(
-    store: Tracker, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True
-) -> Suite:
-    """Return the suite with the baseline's own answers, where the tasks name them, written now if need be (`write`)."""
-    if not any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
-        return suite
-    prompts, system, asked = trace_prompts(config), config.inference.system_prompt or "", config.traces
-    most = asked.trace_max_new_tokens
-    drawn = GenerationConfig(  # from the whole distribution, because KL is an average over it
-        max_new_tokens=min(MOST_TOKENS, base.max_length // 4) if most == "auto" else int(most),
-        temperature=asked.trace_temperature,
-        top_k=0,
-        top_p=1.0,
-        samples=asked.trace_samples,
-        seed=config.source.seed,
-    )
-    fingerprint = {
-        **base.identity,
-        "system_prompt": config.inference.system_prompt,
-        "sampling": asdict(drawn),
-        "prompts": fingerprint_of(prompts, config.traces.trace_instructions),
-    }
-    if not write and not store.find(STAGE, **{run_names.FINGERPRINT: digest(fingerprint)}):
-        return suite
-
-    def work(run: TrackedRun, folder: Path, resume: Path) -> None:
-        generations = generate_answers(
-            base.load(), prompts, drawn, task=TraceCorpus().name, system=system, resume=resume
-        )
-        Traces(generations.table).write(folder / RECORDS)
-
-    run_id, fresh = get_or_create_run(store, STAGE, baseline_label(config), fingerprint, work)
-    if fresh:
-        gc.collect()  # otherwise the model is still in memory when it is loaded again to be scored
-    answers = kept(("traces", run_id), lambda: Traces.read(store.fetch(run_id, RECORDS)))
-    corpora = (replace(c, answers=answers) if isinstance(c, TraceCorpus) else c for c in suite.corpora)
-    return replace(suite, corpora=tuple(corpora))

@@ -183,14 +183,15 @@ class BlockScorer:
         return outputs.records, outputs.shortened
 
     def _score(self, keys: Keys, resume: Path) -> ModelOutputs:
-        """Score some items, without corpora and documents, and unless asked for without shuffled options."""
+        """Score some items, without corpora, documents and chains, and unless asked for without shuffled options."""
         tasks = []
         for task in self.suite.tasks:
             ids = {item_id for name, item_id in keys if name == task.name}
             if ids:
                 orders = (r for r in task.requests if self.every_order or r.permutation == 0)
                 requests = tuple(request for request in orders if request.item_id in ids)
-                tasks.append(replace(task, items=task.items.where(item_id=ids), requests=requests, documents=()))
+                items = task.items.where(item_id=ids)
+                tasks.append(replace(task, items=items, requests=requests, documents=(), chains=None))
         part = replace(self.suite, tasks=tuple(tasks), corpora=(), averages=())
         return run_model(self.scorer(), part, baseline=self.states, resume=resume)
 

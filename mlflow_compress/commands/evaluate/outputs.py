@@ -12,6 +12,9 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
 from mlflow_compress.reasoning import whole_reply
 from mlflow_compress.records import (
+    ChainDistances,
+    Chains,
+    ChainScores,
     Generations,
     ItemKey,
     OptionBounds,
@@ -143,6 +146,13 @@ def run_model(
         tokens.append(of_texts)
         if moved is not None:
             token_distances.append(moved)
+    chains = [task for task in suite.tasks if task.chains is not None]
+    on_chains = [
+        scorer.score_corpus(task.name, task.chains, capture=capture, baseline=baseline, resume=resume)
+        for task in chains
+        if task.chains is not None
+    ]
+    moved_on = [moved.table for _, moved in on_chains if moved is not None]
     answers, cut = _answers(scorer.loaded, scorer.encoder, suite, resume, samplings) if generations else (None, set())
     records = RunRecords(
         items=suite.items if len(suite.items) else None,  # corpora have none
@@ -153,6 +163,9 @@ def run_model(
         token_distances=TokenDistances.concat(token_distances) if token_distances else None,
         generations=answers,
         traces=suite.traces,
+        chains=Chains.concat([task.chains for task in chains if task.chains is not None]) if chains else None,
+        chain_scores=ChainScores.concat([ChainScores(scores.table) for scores, _ in on_chains]) if chains else None,
+        chain_distances=ChainDistances.concat([*map(ChainDistances, moved_on)]) if moved_on else None,
     )
     return ModelOutputs(
         records, n_truncated + len(cut), replace(shortened, cut=shortened.cut | cut), asked_again=dict(again)

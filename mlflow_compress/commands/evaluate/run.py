@@ -14,9 +14,9 @@ from mlflow_compress.commands.evaluate.baseline import (
     find_or_evaluate,
     item_keys,
     noise_sample,
-    with_traces,
 )
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
+from mlflow_compress.commands.evaluate.own_text import with_chains, with_traces
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
 from mlflow_compress.commands.shared import stored
@@ -52,10 +52,11 @@ _ALL = "Leave it out, or set items=all"
 
 
 def readable(store: Tracker, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
-    """Return the suite in the baseline's chat template, and with its own answers (see `with_traces`)."""
+    """Return the suite in the baseline's chat template, with its own text (see `with_traces` and `with_chains`)."""
     folder = None if base.abilities.served else base.path
     rendered = with_chat_template(base.tokenizer, suite, config.inference.system_prompt or "", folder)
-    return with_traces(store, base, rendered, config, write=write)
+    suite = with_traces(store, base, rendered, config, write=write)
+    return with_chains(store, base, suite, config, write=write)
 
 
 def evaluate_baseline(config: EvaluateConfig, store: Tracker) -> Baseline:

@@ -140,6 +140,7 @@ OPTION_SCORES, TOKEN_SCORES = _records("option_scores"), _records("token_scores"
 JUDGMENTS, GENERATIONS, SERVING_MEMORY = _records("judgments"), _records("generations"), _records("serving_memory")
 GREEDY_ANSWERS, GREEDY_SCORES = _records("greedy_answers"), _records("greedy_scores")
 GREEDY_DISTANCES = _distances("greedy_distances")
+CHAINS, CHAIN_SCORES, CHAIN_DISTANCES = _records("chains"), _records("chain_scores"), _distances("chain_distances")
 OPTION_DISTANCES, TOKEN_DISTANCES = _distances("option_distances"), _distances("token_distances")
 OPTION_BOUNDS = _distances("option_bounds")  # From lists of most probable tokens
 _ANSWERS = _of_each_model(

@@ -31,6 +31,12 @@ def ratio(means: Float) -> Float:
         return np.asarray(means[..., 0] / means[..., 1], dtype=np.float64)
 
 
+def ratio_of_ratios(means: Float) -> Float:
+    """Return the ratio of the first two columns over that of the others."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ratio(means[..., :2]) / ratio(means[..., 2:])
+
+
 def difference_of(statistic: Statistic) -> Statistic:
     """Return the statistic of the second half of the columns minus that of the first: of two models side by side."""
 
