@@ -2,8 +2,13 @@
 
 import re
 import string
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
+from functools import cache, lru_cache
+from typing import Any
+
+from mlflow_compress.errors import require_extra
 
 # Reasoning between two tags, as chat templates write it: <think>, <thinking>, <thought>, <reasoning>, <seed:think>,
 # <|begin_of_thought|>, <|START_THINKING|>, [THINK], ◁think▷ and Gemma's <|channel>thought ... <channel|>.
@@ -87,7 +92,10 @@ def whole_reply(prompt: str, reply: str) -> str:
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+|/[1-9]\d*)?|-?\.\d+")
 _LETTER = re.compile(r"(?<![A-Za-z])[A-H](?![A-Za-z'])")
 # What is concluded stands in a box, or behind "answer is", up to the end of the line.
-_CONCLUDED = re.compile(r"\\boxed\{([^{}]*)\}|\banswer\s*(?:is\b\s*:?|:)\s*([^\n]*)", re.IGNORECASE)
+_BRACED = r"[^{}]*+"
+for _ in range(5):  # braces in braces
+    _BRACED = rf"(?:[^{{}}]++|\{{{_BRACED}\}})*+"
+_CONCLUDED = re.compile(rf"\\boxed\{{({_BRACED})\}}|\banswer\s*(?:is\b\s*:?|:)\s*([^\n]*)", re.IGNORECASE)
 
 
 def _number(text: str) -> str | None:
@@ -104,10 +112,57 @@ def _text(text: str) -> str | None:
     return " ".join(text.casefold().translate(str.maketrans("", "", string.punctuation)).split()) or None
 
 
-_READERS: Mapping[str, Callable[[str], str | None]] = {"number": _number, "letter": _letter, "text": _text}
+@cache
+def _math_verify() -> Any:
+    require_extra("math", "math_verify", by="compare=math")
+    import math_verify
+
+    return math_verify
+
+
+def _seconds() -> int | None:
+    """Return how long math-verify may work on one formula. It stops itself by a signal, which threads do not get."""
+    return 5 if threading.current_thread() is threading.main_thread() else None
+
+
+@lru_cache(maxsize=1 << 14)
+def _parsed(formula: str) -> list[Any]:
+    """Return what math-verify makes of a formula, with or without marks of math around it; empty if it is none."""
+    marked = any(mark in formula for mark in ("$", r"\(", r"\["))
+    text = formula if marked else rf"\boxed{{{formula}}}"
+    return list(_math_verify().parse(text, parsing_timeout=_seconds()))
+
+
+def _math(text: str) -> str | None:
+    return text.strip() if _parsed(text.strip()) else None
+
+
+_READERS: Mapping[str, Callable[[str], str | None]] = {
+    "number": _number,
+    "letter": _letter,
+    "text": _text,
+    "math": _math,
+}
 COMPARISONS = tuple(_READERS)
-"""How answers are compared: as numbers (1,200 is 1200.0, and 3/4 is 0.75), by a letter from A to H, or as text without
-case, punctuation and repeated blanks. Formulas are not read."""
+"""How answers are compared: as numbers (1,200 is 1200.0, and 3/4 is 0.75), by a letter from A to H, as text without
+case, punctuation and repeated blanks, or as formulas by math-verify (the extra `math`)."""
+
+
+def read_gold(answer: str, compare: str) -> str | None:
+    """Return a right answer, which stands alone, as `read_answer` would return it; None where it cannot be read."""
+    return _math(answer) if compare == "math" else read_answer(answer, compare)
+
+
+def agree(gold: str | None, other: str | None, compare: str) -> bool:
+    """Return whether what was read is the right answer. Formulas are compared by math-verify, the right one first."""
+    if compare != "math" or gold == other or gold is None or other is None:
+        return gold == other
+    return _verified(gold, other)
+
+
+@lru_cache(maxsize=1 << 14)
+def _verified(gold: str, other: str) -> bool:
+    return bool(_math_verify().verify(_parsed(gold), _parsed(other), timeout_seconds=_seconds()))
 
 
 def conclusions(text: str, compare: str) -> Iterator[str]:
@@ -128,15 +183,30 @@ def _concluded(text: str, compare: str) -> Iterator[tuple[int, int]]:
 def read_answer(answer: str, compare: str) -> str | None:
     """Return an answer in a form in which equal answers are equal; None where it cannot be read.
 
-    It is the last conclusion, if there is one; else the last number, the only letter, or the whole text.
+    It is the last conclusion, if there is one; else the last number, the only letter, the whole text, or what
+    math-verify finds. Equal formulas may be written differently: see `agree`.
     """
+    if compare == "math" and not any(_concluded(answer, compare)):
+        return _found_formula(answer)
     span = answer_span(answer, compare)
     return None if span is None else _READERS[compare](answer[slice(*span)])
 
 
+def _found_formula(answer: str) -> str | None:
+    found = _math_verify().parse(answer, parsing_timeout=_seconds())
+    return str(found[-1]) if found else None
+
+
 def answer_span(answer: str, compare: str) -> tuple[int, int] | None:
-    """Return the first character of what `read_answer` reads, and the one behind it; None where it cannot be read."""
+    """Return the first character of what `read_answer` reads, and the one behind it; None where it cannot be read.
+
+    Also where math-verify has found a formula that stands there in another form.
+    """
     concluded, pattern = [*_concluded(answer, compare)], {"number": _NUMBER, "letter": _LETTER}.get(compare)
+    if compare == "math" and not concluded:
+        formula = _found_formula(answer)
+        at = -1 if formula is None else answer.rfind(formula)
+        return None if formula is None or at < 0 else (at, at + len(formula))
     if pattern is None:
         whole = (0, len(answer)) if _text(answer) else None
         return concluded[-1] if concluded else whole

@@ -319,8 +319,8 @@ class Items(Records):
     `rule` is how the prediction is made: "loglik" (argmax of the summed log-likelihood), "loglik_per_char" and
     "loglik_per_byte" (the same divided by the option's characters or UTF-8 bytes), "greedy" (greedy decoding gives the
     single continuation), "exact_match" (a generation equals an answer, or the task's own metric accepts it), "calls"
-    (a generation makes the right calls of tools), or "number", "letter" and "text" (a generation has the right answer
-    behind its thought, compared as `reasoning.COMPARISONS` says; `answers` is that answer and the token limit).
+    (a generation makes the right calls of tools), or "number", "letter", "text" and "math" (a generation has the right
+    answer behind its thought, compared as `reasoning.COMPARISONS` says; `answers` is that answer and the token limit).
 
     `gold` is the index of the correct option in the original order (null where answers are generated; 0 for
     "greedy"). `prompt` is the complete prompt for permutation 0, `question` only the question.

@@ -18,7 +18,7 @@ from mlflow_compress.metrics.hesitation import marker_starts
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import difference_of, first_column
 from mlflow_compress.metrics.stats.significance import benjamini_hochberg
-from mlflow_compress.reasoning import conclusions, parted, read_answer, stays_in_thought
+from mlflow_compress.reasoning import agree, conclusions, parted, read_answer, read_gold, stays_in_thought
 from mlflow_compress.records import Generations, MetricResult
 
 FAMILY = "thinking"
@@ -93,8 +93,11 @@ def _read(inputs: MetricInputs, rows: Int, answers: Generations, start: int, k: 
         raise AlignmentError("Answers with thoughts are missing", allowed=f"{k} drawn answers per question")
     rules = view.rule[rows].tolist()
     known = view.items.table.column("answers").take(rows).to_pylist()
-    golds = [read_answer(gold, rule) for (gold, _), rule in zip(known, rules, strict=True)]
-    others = [next((g for g in [*golds[n + 1 :], *golds[:n]] if g != gold), None) for n, gold in enumerate(golds)]
+    golds = [read_gold(gold, rule) for (gold, _), rule in zip(known, rules, strict=True)]
+    others = [
+        next((g for g in [*golds[n + 1 :], *golds[:n]] if not agree(gold, g, rules[n])), None)
+        for n, gold in enumerate(golds)
+    ]
     read: list[list[str | None]] = [[None] * k for _ in rows]
     right, tokens, hesitations = np.full((len(rows), k), np.nan), np.zeros((len(rows), k)), np.zeros((len(rows), k))
     flags = {name: np.zeros((len(rows), k), dtype=bool) for name in ("cut", "unclosed", "found", "found_another")}
@@ -103,16 +106,17 @@ def _read(inputs: MetricInputs, rows: Int, answers: Generations, start: int, k: 
         cell = n, row["sample"] - start
         thought, answer = parted(row["prompt"], row["text"])
         own = read_answer(answer, rules[n]) if answer else None
-        read[n][cell[1]] = own
+        is_right = agree(golds[n], own, rules[n])
+        read[n][cell[1]] = golds[n] if is_right else own  # a formula can be written in several ways
         if own is not None or not answer:
-            right[cell] = own == golds[n]
+            right[cell] = is_right
         tokens[cell] = row["n_tokens"]
         hesitations[cell] = len(marker_starts(thought))
         concluded = set(conclusions(thought, rules[n]))
         flags["cut"][cell] = row["n_tokens"] >= int(known[n][1])
         flags["unclosed"][cell] = not answer and stays_in_thought(row["prompt"], row["text"])
-        flags["found"][cell] = golds[n] in concluded
-        flags["found_another"][cell] = others[n] in concluded
+        for name, sought in (("found", golds[n]), ("found_another", others[n])):
+            flags[name][cell] = any(agree(sought, one, rules[n]) for one in concluded)
     return DrawnAnswers(read=read, right=right, tokens=tokens, hesitations=hesitations, **flags)
 
 

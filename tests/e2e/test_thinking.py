@@ -77,7 +77,7 @@ def test_own_files_say_how_answers_are_compared(tmp_path: Path) -> None:
     for reply, right in (("<think>4</think>3.0", True), ("4", False), ("<think>3", False), ("<think></think>?", None)):
         assert task.answering.judge({"1": reply}) == {"1": right}
     with pytest.raises(DataError, match="'compare' is no way to compare answers"):
-        load_suite(str(asked(tmp_path, compare="math")), model="", settings=TaskSettings())
+        load_suite(str(asked(tmp_path, compare="maths")), model="", settings=TaskSettings())
     with pytest.raises(DataError, match="'answer' cannot be read as a number"):
         load_suite(str(asked(tmp_path, answer="three")), model="", settings=TaskSettings())
 

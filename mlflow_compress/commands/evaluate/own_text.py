@@ -16,7 +16,7 @@ from mlflow_compress.items.sources.instructions import fingerprint_of
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
-from mlflow_compress.reasoning import answer_span, parted, read_answer
+from mlflow_compress.reasoning import agree, answer_span, parted, read_answer, read_gold
 from mlflow_compress.records import Chains, Traces
 from mlflow_compress.scoring.generation.generate import generate_answers, generate_rows
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
@@ -166,9 +166,8 @@ def places_in_chain(prompt: str, pieces: Sequence[str], rule: str, gold: str) ->
     _, answer = parted(prompt, reply)
     start = reply.rindex(answer) if answer else len(reply)
     inside: list[int] = []
-    if answer and read_answer(answer, rule) == read_answer(gold, rule):
-        span = answer_span(answer, rule)
-        assert span is not None
+    span = answer_span(answer, rule) if answer else None
+    if span is not None and agree(read_gold(gold, rule), read_answer(answer, rule), rule):
         first, last = start + span[0], start + span[1]
         inside = [n for n, (a, b) in enumerate(zip(begins, ends, strict=True)) if a < b and a < last and b > first]
     return {

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from mlflow_compress.errors import DataError
 from mlflow_compress.item_families import ItemFamily
 from mlflow_compress.items import task
-from mlflow_compress.reasoning import COMPARISONS, parted, read_answer
+from mlflow_compress.reasoning import COMPARISONS, agree, parted, read_answer, read_gold
 from mlflow_compress.records import Items
 
 MOST_TOKENS = 8192  # of an answer with its thought, unless the user or the task says otherwise
@@ -14,7 +14,7 @@ MOST_TOKENS = 8192  # of an answer with its thought, unless the user or the task
 def _check(row: task.Row) -> None:
     if row["compare"] not in COMPARISONS:
         raise DataError("'compare' is no way to compare answers", allowed=COMPARISONS, got=row["compare"])
-    if read_answer(row["answer"], row["compare"]) is None:
+    if read_gold(row["answer"], row["compare"]) is None:
         raise DataError(f"'answer' cannot be read as a {row['compare']}", got=row["answer"])
 
 
@@ -22,7 +22,7 @@ def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> 
     """Return one task without requests: its answers are generated, in the baseline's chat template."""
     most = MOST_TOKENS if settings.thinking_max_new_tokens == "auto" else settings.thinking_max_new_tokens
     sample = task.limited(name, rows, settings)
-    known = {row["id"]: (row["compare"], read_answer(row["answer"], row["compare"])) for row in sample}
+    known = {row["id"]: (row["compare"], read_gold(row["answer"], row["compare"])) for row in sample}
 
     def grade(replies: Mapping[str, str]) -> dict[str, bool | None]:
         """Return which replies are right: one without an answer is not, one that cannot be read is neither."""
@@ -30,7 +30,7 @@ def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> 
         for item, reply in replies.items():
             (compare, gold), (_, answer) = known[item], parted("", reply)
             read = read_answer(answer, compare)
-            correct[item] = None if answer and read is None else read == gold
+            correct[item] = None if answer and read is None else agree(gold, read, compare)
         return correct
 
     items = [
