@@ -114,11 +114,10 @@ def _completion(reply: Any, model: str) -> Reply:
     message = first.get("message") if isinstance(first, dict) else None
     if not isinstance(first, dict) or not isinstance(message, dict):
         return Reply("", answered, None, NO_CHOICES, usage)
-    text, reasoning = _parts(message.get("content"))
-    apart = next((given for name in _REASONING if (given := _words(message.get(name)))), "")
+    text, reasoning = text_and_reasoning(message)
     finish = first.get("finish_reason")
     problem = _problem(text, finish, message.get("refusal"))
-    return Reply(text, answered, finish, problem, usage, reasoning=apart + reasoning)
+    return Reply(text, answered, finish, problem, usage, reasoning=reasoning)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +161,13 @@ def _problem(text: str, finish_reason: object, refusal: object) -> str | None:
 
 # Where endpoints give reasoning apart: vLLM, SGLang and DeepSeek the first, newer vLLM and OpenRouter the others.
 _REASONING = ("reasoning_content", "reasoning", "reasoning_details", "thinking")
+
+
+def text_and_reasoning(message: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text of a message, and the reasoning that its endpoint gives apart; "" where there is none."""
+    text, reasoning = _parts(message.get("content"))
+    apart = next((given for name in _REASONING if (given := _words(message.get(name)))), "")
+    return text, apart + reasoning
 
 
 def _parts(content: object) -> tuple[str, str]:

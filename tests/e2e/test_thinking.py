@@ -15,10 +15,12 @@ from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE
 from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import Sampling, Task, TaskSettings
+from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.model_files import own_sampling
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import opened
+from tests.served_demo import NAME, served_demo
 from tools.train_demo_thinks import TEMPERATURE
 from tools.train_demo_thinks import test_rows as problems_of_seed
 
@@ -131,3 +133,26 @@ def test_thinking_reaches_verdict_report_and_the_table_of_problems(tmp_path: Pat
     assert pooled["reasoning/chain_kl"].value == pytest.approx(np.mean(kl), rel=1e-4) and len(kl) > 1000
     assert pooled["reasoning/chain_answer_logprob_delta"].value == pytest.approx(np.mean(gain), rel=1e-4)
     assert variant.chains == baseline.chains
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("workdir")
+def test_a_served_variant_answers_problems_and_reads_no_thoughts_of_the_baseline(tmp_path: Path) -> None:
+    served = load_model(LoadConfig(path=str(demo.THINKS_MODEL_DIR), dtype="float32", device="cpu"))
+    with served_demo(served) as server:
+        found = mc.evaluate(
+            f"endpoint:{server.base_url}",
+            served_model=NAME,
+            model="demo-thinks",
+            tasks=str(asked(tmp_path, question="12+34+56=?", answer="102")),
+            thinking_samples=2,
+            thinking_max_new_tokens=200,
+        )
+    [chain] = RunRecords.read(found.baseline_records_folder).chains.table.to_pylist()  # type: ignore[union-attr]
+    n_read = len(chain["prompt_tokens"]) + 1
+    begun = (chain["prompt_tokens"] + chain["tokens"])[:n_read]
+    assert not any(body["prompt"][:n_read] == begun for body in server.bodies if "prompt" in body)
+    assert found["reasoning/pass_at_1"].n == 2
+    assert "has no chain" in found.not_computed["chain_kl"]
+    texts = found.records().generations
+    assert texts is not None and all(text.startswith("<think>") for text in texts.column("text"))

@@ -12,6 +12,7 @@ from mlflow_compress.engines.endpoint.server_probe import ChatWanted, open_serve
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.reasoning import parted, stays_in_thought
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation.generate import generate_two_turns, generate_until
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
@@ -170,3 +171,40 @@ def test_a_template_of_the_servers_own_may_read_fewer_tokens_where_it_was_wanted
 
         server.fault = shorter
         assert len(generate_two_turns(model, ASKED, GREEDY, turns=1)) == 3
+
+
+@pytest.mark.parametrize(
+    ("message", "finish", "text"),
+    [
+        ({"content": "7", "reasoning_content": "3 and 4"}, "stop", "<think>3 and 4</think>7"),
+        ({"content": "7", "reasoning": "3 and 4"}, "stop", "<think>3 and 4</think>7"),
+        ({"content": None, "reasoning_content": "3 and"}, "length", "<think>3 and"),
+        ({"content": "", "reasoning": "3 and 4"}, "stop", "<think>3 and 4</think>"),
+        ({"content": "7", "reasoning_content": None}, "stop", "7"),
+        ({"content": None}, "stop", ""),
+        (
+            {"content": [{"type": "thinking", "thinking": "3 and 4"}, {"type": "text", "text": "7"}]},
+            "stop",
+            "<think>3 and 4</think>7",
+        ),
+    ],
+)
+def test_a_thought_that_a_server_gives_apart_stands_before_the_answer(
+    message: dict[str, Any], finish: str, text: str, loaded: LoadedModel
+) -> None:
+    with served_demo(loaded, chat="") as server:
+        model = opened(server, loaded)
+
+        def thinking(number: int, body: dict[str, Any]) -> Raw:
+            reply = server.answer(CHAT, body)
+            reply["choices"] = [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}]
+            reply["usage"]["completion_tokens"] = GREEDY.max_new_tokens
+            return Raw(json.dumps(reply).encode())
+
+        server.fault = thinking
+        [row] = generate_two_turns(model, ASKED[:1], GREEDY, turns=1).table.to_pylist()
+    assert row["text"] == text
+    assert row["n_tokens"] == len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+    opened_in, answer = parted("q", row["text"])
+    assert (answer == "7") == text.endswith("7") and stays_in_thought("q", row["text"]) == (finish == "length")
+    assert opened_in + answer == text

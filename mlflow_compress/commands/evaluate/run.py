@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,10 @@ def evaluate_variant(
             raise ConfigError("The tasks have no items to draw from", got=f"items={config.sampling.items}", fix=_ALL)
     suite = readable(store, base, suite, config)
     baseline = find_or_evaluate(store, base, suite, config, before=variant.try_out)
+    if (
+        not variant.abilities.whole_distributions
+    ):  # its server would read long chains for a distance that it cannot give
+        suite = replace(suite, tasks=tuple(replace(task, chains=None) for task in suite.tasks))
 
     def fingerprint_with(sampling: SamplingConfig) -> str:
         """Return the run's fingerprint. The id of the baseline's run identifies tasks, settings and states."""

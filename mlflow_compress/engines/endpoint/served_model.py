@@ -16,16 +16,26 @@ from mlflow_compress.engines.endpoint import endpoint_scorer, routes
 from mlflow_compress.engines.interface import Abilities
 from mlflow_compress.errors import AlignmentError, DataError, EndpointError
 from mlflow_compress.models.identity import rendering_hash, tokenizer_hash
+from mlflow_compress.reasoning import OPEN
 from mlflow_compress.records import ItemKey
 from mlflow_compress.scoring.baseline_store import StateStore
 from mlflow_compress.scoring.engine_identity import code_identity
 from mlflow_compress.scoring.generation.decoding import GenerationJob
+from mlflow_compress.scoring.generation.generate import CLOSE
 from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
-from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, WrongReplyError, read_reply, read_usage
+from mlflow_compress.transport.replies import (
+    NOT_A_COMPLETION,
+    NoReply,
+    Usage,
+    WrongReplyError,
+    read_reply,
+    read_usage,
+    text_and_reasoning,
+)
 
 
 @dataclass(frozen=True)
@@ -49,11 +59,22 @@ class AnswerReader:
         return self._read(body, lambda choice: choice["text"])
 
     def chat(self, body: str) -> ChatAnswer | NoReply:
-        """Return the text in the body of a chat completion.
+        """Return the text in the body of a chat completion, after the thought that a server gives apart, in its tags.
 
-        A model that reasons may have written no visible text: that is an empty answer.
+        So it is the text that other engines give. A thought that was cut has no closing tag.
         """
-        return self._read(body, lambda choice: choice["message"]["content"] or "")
+
+        def whole(choice: Mapping[str, Any]) -> Any:
+            message = choice["message"]
+            if not isinstance(message["content"], str | list | None):
+                return message["content"]
+            text, thought = text_and_reasoning(message)
+            if not thought:
+                return text
+            cut = not text and choice.get("finish_reason") == "length"
+            return f"{OPEN}{thought}" if cut else f"{OPEN}{thought}{CLOSE}{text}"
+
+        return self._read(body, whole)
 
     def _read(self, body: str, text_of: Callable[[Mapping[str, Any]], Any]) -> ChatAnswer | NoReply:
         def read(reply: Any) -> ChatAnswer:
