@@ -25,7 +25,7 @@ from mlflow_compress.metrics.greedy_answers import Forks, answer_places, still_e
 from mlflow_compress.metrics.hesitation import marker_starts
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
 from mlflow_compress.metrics.stats.bootstrap import ratio_of_ratios
-from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS, group_sums
+from mlflow_compress.metrics.stats.intervals import group_sums
 from mlflow_compress.records import Chains, MetricResult
 
 REQUIRES = (VARIANT, CHAINS, CHAIN_SCORES, CHAIN_DISTANCES)
@@ -199,8 +199,7 @@ def chain_kl(inputs: MetricInputs) -> list[MetricResult]:
 
 
 def _mean(tokens: ChainTokens, rows: Bool) -> Ratio:
-    sums, sizes = group_sums(tokens.kl[rows], tokens.question[rows])
-    return Ratio(sums, sizes, trusted=len(sums) >= FEWEST_GROUPS)
+    return Ratio(*group_sums(tokens.kl[rows], tokens.question[rows]))
 
 
 @metric(

@@ -142,11 +142,10 @@ def test_a_served_variant_answers_problems_and_reads_no_thoughts_of_the_baseline
     with served_demo(served) as server:
         found = mc.evaluate(
             f"endpoint:{server.base_url}",
-            served_model=NAME,
+            endpoint_args={"served_model": NAME},
             model="demo-thinks",
             tasks=str(asked(tmp_path, question="12+34+56=?", answer="102")),
-            thinking_samples=2,
-            thinking_max_new_tokens=200,
+            task_args={"thinking_samples": 2, "thinking_max_new_tokens": 200},
         )
     [chain] = RunRecords.read(found.baseline_records_folder).chains.table.to_pylist()  # type: ignore[union-attr]
     n_read = len(chain["prompt_tokens"]) + 1

@@ -55,7 +55,7 @@ def register_problems(name: str, source: ProblemSet, *, licence: str, items: str
             licence=licence,
             items=items,
             shots="",
-            rule=f"{rule}; at most {source.most_tokens:,} tokens, or `-P thinking_max_new_tokens=`",
+            rule=f"{rule}; at most {source.most_tokens:,} tokens, or `task_args: thinking_max_new_tokens`",
             definition=lambda: f"{asked} thinking".encode(),
             build=lambda settings, shots: source.build(name, settings),
         )
