@@ -56,13 +56,20 @@ def save_and_measure(job: CompressionJob[MethodConfig], model: Any, dtype: "torc
     """Cast a model in place, save it with its tokenizer, and return its logits, computed in float32.
 
     `dtype` is the one to store, by default the base's own. The logits are those on the probe, shape (n_positions,
-    vocabulary).
+    vocabulary). With `job.offload`, the model is the one that `llmcompressor_backend.loaded` yields.
     """
     import torch
 
     stored = dtype or job.source.torch_dtype
-    cast_stored(model, stored)
     model.config.dtype = stored
+    if job.offload is not None:
+        backend.round_floats(model, stored)
+        logits = job.probe.logits(model)
+        backend.cast_offloaded(model, stored)
+        model.save_pretrained(job.folder, max_shard_size=backend.SHARD)
+        job.source.save_others(job.folder)
+        return logits
+    cast_stored(model, stored)
     model.save_pretrained(job.folder)
     job.source.save_others(job.folder)
     cast_stored(model, torch.float32)

@@ -118,16 +118,12 @@ def run_oneshot(
             got="device=cpu",
             fix="Use device=auto, or hide the accelerator (CUDA_VISIBLE_DEVICES=)",
         )
-    with contextlib.ExitStack() as until_saved:
-        return _run(job, recipe, until_saved, rescales=rescales)
+    with loaded(job) as model:
+        return _run(job, model, recipe, rescales=rescales)
 
 
 def _run(
-    job: CompressionJob[MethodConfig],
-    recipe: Callable[[], Sequence[Any]],
-    until_saved: contextlib.ExitStack,
-    *,
-    rescales: bool,
+    job: CompressionJob[MethodConfig], model: Any, recipe: Callable[[], Sequence[Any]], *, rescales: bool
 ) -> Logits:
     from compressed_tensors.offload import remove_dispatch
     from compressed_tensors.quantization import disable_quantization, enable_quantization
@@ -136,7 +132,6 @@ def _run(
 
     from mlflow_compress.models.architectures.linear_experts import one_by_one
 
-    model = _load(job, until_saved)
     before = job.probe.logits(model) if rescales or job.source.experts else None
     modifiers = list(recipe())
     if before is not None and job.source.experts:
@@ -186,7 +181,7 @@ def _run(
         _require_same_function(job, model, before, "scaling")
         model.apply(enable_quantization)
     job.round_cache(model)
-    _round_floats(model, job.source.torch_dtype)
+    round_floats(model, job.source.torch_dtype)
     with _fetched_once(model):
         logits = job.probe.logits(model)
     _save(model, job)
@@ -205,20 +200,25 @@ def _require_same_function(job: CompressionJob[MethodConfig], model: Any, before
         )
 
 
-def _load(job: CompressionJob[MethodConfig], until_saved: contextlib.ExitStack) -> Any:
-    """Return the model in float32; with `job.offload`, most weights are read from the disk when a layer runs."""
+@contextlib.contextmanager
+def loaded(job: CompressionJob[MethodConfig]) -> Iterator[Any]:
+    """Yield the model in float32; with `job.offload`, most weights are read from the disk when a layer runs.
+
+    What is read is a new tensor each time: `compressed_tensors.offload.update_offload_parameter` stores another one.
+    """
     if job.offload is None:
-        return job.source.load(job.device)
+        yield job.source.load(job.device)
+        return
     from compressed_tensors.offload import from_accelerate
 
     from mlflow_compress.models.offloading import offload_folder, return_freed_memory
 
     return_freed_memory()
-    folder = until_saved.enter_context(offload_folder(job.offload.folder))
-    placed = placement(BALANCED, job.offload.max_memory)
-    model = job.source.load(job.device, **placed, offload_folder=folder, offload_buffers=True)
-    from_accelerate(model)  # llm-compressor's own offloading, which can write weights too
-    return model
+    with offload_folder(job.offload.folder) as folder:
+        placed = placement(BALANCED, job.offload.max_memory)
+        model = job.source.load(job.device, **placed, offload_folder=folder, offload_buffers=True)
+        from_accelerate(model)  # llm-compressor's own offloading, which can write weights too
+        yield model
 
 
 @contextlib.contextmanager
@@ -245,7 +245,7 @@ def _fetched_once(model: "torch.nn.Module") -> Iterator[None]:
         yield
 
 
-def _round_floats(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
+def round_floats(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
     """Round everything that will be stored as a float to `dtype`; tensors stay float32.
 
     The weights of quantized layers are not rounded: only their integers are stored. It is done module by module,
@@ -266,17 +266,25 @@ def _round_floats(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
                 update_offload_parameter(module, name, rounded)
 
 
-def _cast_offloaded(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
-    """Store the floats of an offloaded model in `dtype`, module by module."""
+def cast_offloaded(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
+    """Store the floats of an offloaded model in `dtype`, module by module; of tied ones, only the first stays."""
     import torch
 
+    seen: set[torch.Tensor] = set()  # What stands for a tensor on the disk; tied ones have the same
     for module in model.modules():
         for kind in ("_parameters", "_buffers"):
             tensors = getattr(module, kind)
+            on_disk = getattr(tensors, "offloaded_values", {})
             for name in list(tensors):
-                tensor = tensors[name]
                 if name.endswith(IN_FLOAT32):
                     continue
+                before = on_disk.get(name)
+                if before in seen:
+                    del on_disk[name]
+                    continue
+                if before is not None:
+                    seen.add(before)
+                tensor = tensors[name]
                 if tensor is not None and tensor.is_floating_point() and tensor.itemsize > 1 and tensor.dtype != dtype:
                     cast = tensor.data.to(dtype)
                     del tensors[name]
@@ -291,7 +299,7 @@ def _save(model: Any, job: CompressionJob[MethodConfig]) -> None:
     # mantissa, and some 8-bit weights to a neighbouring integer.
     ModelCompressor.from_pretrained_model(model).compress_model(model, skip_compressed=True)
     if job.offload is not None:
-        _cast_offloaded(model, job.source.torch_dtype)
+        cast_offloaded(model, job.source.torch_dtype)
     else:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             # 8-bit floats are quantized weights

@@ -39,6 +39,7 @@ class Fp8(EightBitMethod):
     reference = "Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433 (llm-compressor, scheme FP8_DYNAMIC)"
     format = "compressed-tensors (float-quantized)"
     grid = "float"
+    from_disk = True
 
 
 @register

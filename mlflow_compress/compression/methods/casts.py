@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig, register
 from mlflow_compress.errors import UnsupportedError
@@ -20,6 +21,7 @@ class Cast(Method[MethodConfig]):
     Config = MethodConfig
     runs_in = ("vLLM", "llama.cpp")
     linear_only = False
+    from_disk = True
 
     def check_folder(self, folder: Path) -> None:
         if main_dtype(read_headers(folder)) == self.stored:
@@ -33,17 +35,19 @@ class Cast(Method[MethodConfig]):
         import torch
 
         wanted = getattr(torch, self.stored)
-        model = job.source.load(job.device, dtype=job.source.torch_dtype)
         largest = torch.finfo(wanted).max
-        for name, parameter in model.named_parameters():
-            if parameter.numel() and float(parameter.abs().max()) > largest:
-                raise UnsupportedError(
-                    f"The weights of {name} do not fit into {self.stored}",
-                    allowed=f"magnitudes up to {largest:g}",
-                    got=f"{float(parameter.abs().max()):g}",
-                    fix="Use method=bf16",
-                )
-        return save_and_measure(job, model, wanted)
+        with backend.loaded(job) as model:
+            # Module by module: `named_parameters` of a whole model keeps all that it has read from a disk.
+            each = (own for name, part in model.named_modules() for own in part.named_parameters(name, recurse=False))
+            for name, parameter in each:
+                if parameter.numel() and float(parameter.abs().max()) > largest:
+                    raise UnsupportedError(
+                        f"The weights of {name} do not fit into {self.stored}",
+                        allowed=f"magnitudes up to {largest:g}",
+                        got=f"{float(parameter.abs().max()):g}",
+                        fix="Use method=bf16",
+                    )
+            return save_and_measure(job, model, wanted)
 
 
 @register

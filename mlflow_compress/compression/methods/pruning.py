@@ -63,19 +63,25 @@ class Magnitude(PruningMethod[PruningConfig]):
     description = "Magnitude pruning, layer by layer: the control of the pruning methods"
     reference = "Han et al. 2015, https://arxiv.org/abs/1506.02626"
     Config = PruningConfig
+    from_disk = True
 
     def compress(self, job: CompressionJob[PruningConfig]) -> Logits:
-        model = job.source.load(job.device)
-        for name in job.source.linear:
-            weight = model.get_submodule(name).weight.data
-            if job.config.pattern == "2:4":
-                groups = weight.view(-1, GROUP)
-                groups.scatter_(1, groups.abs().topk(ZEROS, dim=1, largest=False).indices, 0.0)
-            else:  # floor(sparsity * n) weights; of equal ones, the first
-                flat = weight.view(-1)
-                order = flat.abs().sort(stable=True).indices
-                flat[order[: int(flat.numel() * job.config.sparsity)]] = 0.0
-        return save_and_measure(job, model)
+        from compressed_tensors.offload import update_offload_parameter
+
+        with backend.loaded(job) as model:
+            for name in job.source.linear:
+                layer = model.get_submodule(name)
+                weight = layer.weight.data
+                if job.config.pattern == "2:4":
+                    groups = weight.view(-1, GROUP)
+                    groups.scatter_(1, groups.abs().topk(ZEROS, dim=1, largest=False).indices, 0.0)
+                else:  # floor(sparsity * n) weights; of equal ones, the first
+                    flat = weight.view(-1)
+                    order = flat.abs().sort(stable=True).indices
+                    flat[order[: int(flat.numel() * job.config.sparsity)]] = 0.0
+                if job.offload is not None:
+                    update_offload_parameter(layer, "weight", weight)
+            return save_and_measure(job, model)
 
 
 class WandaConfig(CalibratedConfig, PruningConfig):
