@@ -126,14 +126,14 @@ def _joined(value: object) -> object:
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def _pairs(value: object) -> object:
-    """Read "name=value,name=value" as lm-evaluation-harness reads `model_args`."""
+def _pairs(value: object, *, between: str = ",") -> object:
+    """Read "name=value,name=value" as lm-evaluation-harness reads `model_args`; `between` is a pattern."""
     if isinstance(value, Mapping):
         return {name: as_typed(part) for name, part in value.items()}
     if not isinstance(value, str):
         return {} if value is None else value
     pairs: dict[str, str] = {}
-    for part in [] if _nothing(value) is None else value.split(","):
+    for part in [] if _nothing(value) is None else re.split(between, value):
         name, equals, text = (piece.strip() for piece in part.partition("="))
         if not (name and equals and text):
             raise ValueError("name=value,name=value")
@@ -301,7 +301,7 @@ def expanded(cls: type[Parameters], given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         settings = settings_within(cls, name)
         try:
-            pairs = _pairs(value)
+            pairs = _pairs(value, between=",(?=[^,]*=)")  # a path may hold a comma
         except ValueError as error:
             raise ConfigError(f"Parameter '{name}' cannot be read", allowed=str(error), got=value) from None
         if not isinstance(pairs, dict):
@@ -309,8 +309,6 @@ def expanded(cls: type[Parameters], given: Mapping[str, Any]) -> dict[str, Any]:
         for setting, text in pairs.items():
             if setting not in settings:
                 raise ConfigError(f"Parameter '{name}' has no such setting", allowed=list(settings), got=setting)
-            if "," in text:  # stages get it as text, where a comma ends it
-                raise ConfigError(f"Setting '{setting}' of '{name}' holds a comma", got=text, fix="Give another name")
             values[settings[setting]] = text
     return values
 

@@ -16,7 +16,6 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from mlflow_compress.models.length_regimes import length_regimes
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.models.weight_groups import Differences, WeightGroup, decoder_layers, restored_weight
 from mlflow_compress.records import SwapDistances
+from mlflow_compress.replaced import replaced
 from mlflow_compress.scoring.engine import default_limits
 from mlflow_compress.scoring.forward.body import Body, split_body_and_head
 from mlflow_compress.scoring.forward.head import Head, LanguageModelHead, replaced_modules
@@ -272,7 +272,7 @@ class KeptOutputs:
 
 def _answers(module: torch.nn.Module, answer: Callable[[], Any]) -> AbstractContextManager[object]:
     """Return a block within which the module returns an answer, whatever it is given."""
-    return patch.object(module, "forward", lambda *_args, **_kwargs: answer())
+    return replaced(module, "forward", lambda *_args, **_kwargs: answer())
 
 
 @dataclass(frozen=True)

@@ -183,8 +183,8 @@ def test_settings_are_given_together(capsys: pytest.CaptureFixture[str]) -> None
     }.items():
         assert main(["main", f"--{wrong}"]) == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="holds a comma"):
-        config.expanded(MainConfig, {"judge_args": {"prices": "a,b.yaml"}})
+    paths = config.parse(MainConfig, {"judge_prices": "a,b.yaml", "judge_prompts": "c"})
+    assert config.parse(MainConfig, config.expanded(MainConfig, config.as_given(paths))) == paths
 
 
 def test_a_help_is_short() -> None:

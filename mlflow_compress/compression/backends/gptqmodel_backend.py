@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
-from unittest.mock import patch
 
 from pydantic import model_validator
 
@@ -16,6 +15,7 @@ from mlflow_compress.compression.schemes import SCHEMES
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.replaced import replaced
 
 NAME = "gptqmodel"
 EXTRA, PACKAGES = packed_layers.EXTRA, packed_layers.PACKAGES
@@ -209,6 +209,9 @@ def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str,
     return job.probe.logits(model)
 
 
+_READ = "gptqmodel 7.6"
+
+
 @contextlib.contextmanager
 def _collect_worker_errors() -> Iterator[list[BaseException]]:
     """Within this block, collect the errors of worker threads, for which gptqmodel would end the process.
@@ -221,7 +224,7 @@ def _collect_worker_errors() -> Iterator[list[BaseException]]:
     failures: list[BaseException] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        patch.object(loop_processor, "_PROJECT_LOG_DIR", Path(folder)),
-        patch.object(threadx._DeviceWorker, "_abort_process", lambda _, failure: failures.append(failure)),
+        replaced(loop_processor, "_PROJECT_LOG_DIR", Path(folder), of=_READ),
+        replaced(threadx._DeviceWorker, "_abort_process", lambda _, failure: failures.append(failure), of=_READ),
     ):
         yield failures

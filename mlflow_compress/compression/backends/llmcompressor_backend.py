@@ -5,7 +5,6 @@ import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
-from unittest.mock import patch
 
 from mlflow_compress import files as atomic
 from mlflow_compress.compression import probe
@@ -15,6 +14,7 @@ from mlflow_compress.files import read_json_object
 from mlflow_compress.models.checkpoint_config import QUANTIZED_CACHE
 from mlflow_compress.models.placement import BALANCED, placement
 from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.replaced import replaced
 
 if TYPE_CHECKING:
     import torch
@@ -238,10 +238,10 @@ def _fetched_once(model: "torch.nn.Module") -> Iterator[None]:
 
         return call
 
-    with contextlib.ExitStack() as replaced:
+    with contextlib.ExitStack() as until_the_end:
         for module in model.modules():
             if hasattr(module, "quantization_scheme"):
-                replaced.enter_context(patch.object(module, "forward", once(module.forward)))
+                until_the_end.enter_context(replaced(module, "forward", once(module.forward)))
         yield
 
 
@@ -327,7 +327,7 @@ def unpinned_cache() -> contextlib.AbstractContextManager[Any]:
 
     if torch.accelerator.is_available():
         return contextlib.nullcontext()
-    return patch.object(IntermediatesCache, "pin_memory", lambda *_, **__: None)
+    return replaced(IntermediatesCache, "pin_memory", lambda *_, **__: None, of="llmcompressor 0.14")
 
 
 def load_for_llmcompressor() -> None:

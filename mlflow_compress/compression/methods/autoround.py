@@ -4,13 +4,13 @@ import contextlib
 import functools
 import random
 from collections.abc import Iterator
-from unittest.mock import patch
 
 import numpy as np
 from pydantic import Field
 
 from mlflow_compress.compression.backends import llmcompressor_backend as backend
 from mlflow_compress.compression.method import CalibratedConfig, CompressionJob, GroupSize, Logits, Method, register
+from mlflow_compress.replaced import replaced
 
 
 class AutoRoundConfig(CalibratedConfig):
@@ -75,7 +75,9 @@ def _in_float32(seed: int) -> Iterator[None]:
     numbers, states = random.getstate(), np.random.get_state()
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     try:
-        with patch.object(base, "AutoRound", functools.partial(base.AutoRound, amp=False, seed=seed)):
+        with replaced(
+            base, "AutoRound", functools.partial(base.AutoRound, amp=False, seed=seed), of="llmcompressor 0.14"
+        ):
             yield
     finally:
         torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Self
-from unittest.mock import patch
 
 from pydantic import Field, model_validator
 
@@ -12,6 +11,7 @@ from mlflow_compress.compression.backends import llmcompressor_backend as backen
 from mlflow_compress.compression.method import register
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.replaced import replaced
 
 
 class GptqConfig(gptqmodel_backend.TwoBackendConfig):
@@ -88,4 +88,4 @@ class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
                     fix="Raise damping or give more calibration samples",
                 )
 
-        return patch.object(GPTQModifier, "_log_rtn_fallback_summary", refuse)
+        return replaced(GPTQModifier, "_log_rtn_fallback_summary", refuse, of="llmcompressor 0.14")

@@ -1,7 +1,7 @@
 """Pruning: magnitude, Wanda and SparseGPT set weights of linear layers to zero, and store the zeros."""
 
+from types import SimpleNamespace
 from typing import Any, Literal, Self, TypeVar
-from unittest.mock import Mock, patch
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,7 @@ from mlflow_compress.compression.method import CalibratedConfig, CompressionJob,
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.source_model import SourceModel
+from mlflow_compress.replaced import replaced
 
 GROUP, ZEROS = 4, 2
 """Sizes of the 2:4 pattern: of every four neighbours in a row, two are zero."""
@@ -128,11 +129,14 @@ class SparseGpt(PruningMethod[SparseGptConfig]):
         from llmcompressor.modifiers.pruning.sparsegpt import sgpt_sparsify
 
         config = job.config
-        refusal = UnsupportedError(
-            "SparseGPT's Hessian cannot be inverted", fix="Raise damping or give more calibration samples"
-        )
+
+        def refuse(*_: object) -> None:
+            raise UnsupportedError(
+                "SparseGPT's Hessian cannot be inverted", fix="Raise damping or give more calibration samples"
+            )
+
         # The module's only warning is of a Hessian that cannot be inverted, and becomes the identity.
-        with patch.object(sgpt_sparsify, "logger", Mock(warning=Mock(side_effect=refusal))):
+        with replaced(sgpt_sparsify, "logger", SimpleNamespace(warning=refuse), of="llmcompressor 0.14"):
             return _pruned(job, "SparseGPTModifier", dampening_frac=config.damping, block_size=config.block_size)
 
 

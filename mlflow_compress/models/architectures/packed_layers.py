@@ -16,11 +16,11 @@ from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from unittest.mock import patch
 
 from mlflow_compress.errors import CheckpointError
 from mlflow_compress.models.checkpoint_config import read_settings
 from mlflow_compress.models.stored_weights import read_headers, read_tensors
+from mlflow_compress.replaced import replaced
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,8 @@ KERNELS = {"gptq": "torch", "awq": "torch_awq"}
 
 EXTRA = "gptqmodel"
 PACKAGES = ("gptqmodel", "optimum")
+
+_READ = "compressed-tensors 0.19"  # the versions whose functions are replaced here
 
 
 def cast_floats(model: Any, dtype: "torch.dtype") -> None:
@@ -66,9 +68,9 @@ def decompress(model: Any) -> bool:
     quick = partial(unpacked, others=packed.unpack_from_int32)
     with (
         _fp4_in_float32(),
-        patch.object(packed, "unpack_from_int32", quick),
-        patch.object(rounding, "_dequantize", dequantized),
-        patch.object(base, "replace_direct_state_dict", store_in_dtype),
+        replaced(packed, "unpack_from_int32", quick, of=_READ),
+        replaced(rounding, "_dequantize", dequantized, of=_READ),
+        replaced(base, "replace_direct_state_dict", store_in_dtype, of=_READ),
     ):
         compressor.decompress_model(model=model)
     return True
@@ -130,7 +132,8 @@ def _fp4_in_float32() -> contextlib.AbstractContextManager[object]:
     import torch
 
     fp4 = importlib.import_module("compressed_tensors.compressors.nvfp4.base")
-    return patch.object(fp4, "unpack_fp4_from_uint8", partial(fp4.unpack_fp4_from_uint8, dtype=torch.float32))
+    in_float32 = partial(fp4.unpack_fp4_from_uint8, dtype=torch.float32)
+    return replaced(fp4, "unpack_fp4_from_uint8", in_float32, of=_READ)
 
 
 def check_decompressed(model: Any, folder: Path) -> None:
@@ -281,7 +284,7 @@ def import_offline() -> None:
     """
     if "bitsandbytes" in sys.modules:
         return
-    with _hidden("kernels"), patch.object(logging.getLogger("bitsandbytes.backends.cpu.ops"), "disabled", True):
+    with _hidden("kernels"), replaced(logging.getLogger("bitsandbytes.backends.cpu.ops"), "disabled", True):
         importlib.import_module("bitsandbytes")
 
 

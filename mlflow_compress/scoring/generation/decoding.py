@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any, Protocol
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLa
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.length_regimes import BASE, length_regimes
 from mlflow_compress.models.loading import LoadedModel
+from mlflow_compress.replaced import replaced
 from mlflow_compress.scoring.child_process import in_forks, processes_per_pass
 from mlflow_compress.scoring.generation.drawing import draw
 from mlflow_compress.scoring.generation.generation_rows import (
@@ -353,7 +353,7 @@ def _grow(
     # or after an end token: any id will do.
     ends = ending.end_tokens
     settings = Settings(eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0))
-    with patch.object(loaded.model, "generation_config", settings):
+    with replaced(loaded.model, "generation_config", settings):
         loaded.model.generate(
             input_ids=ids.to(loaded.device),
             attention_mask=mask.long().to(loaded.device),
