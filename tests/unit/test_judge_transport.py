@@ -484,7 +484,7 @@ ROWS = [
     ("New calls", "165, 2 of them without a count of tokens"),
     ("Tokens of prompts", "123,456"),
     ("Tokens of replies", "34,000, of which 20,000 were reasoning"),
-    ("Cost", "1.235, in the currency of judge_prices"),
+    ("Cost", "1.235, in the currency of the prices"),
 ]
 
 

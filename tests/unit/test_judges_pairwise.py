@@ -215,7 +215,7 @@ def test_fastchats_own_prompts_are_used_where_the_user_has_them(tmp_path: Path) 
 def test_broken_prompts_are_one_clear_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "judge_prompts.jsonl"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="judge_prompts"):
+    with pytest.raises(ConfigError, match=r"judge_args: prompts (cannot|lacks)|judge_prompts.jsonl, line 1"):
         read_pair_prompts(path)
 
 
