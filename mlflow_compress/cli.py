@@ -68,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, help=argparse.SUPPRESS, prog="mlflow-compress"
     )
+
     for name, command in known.items():
         epilog = f"{_EPILOG} {_EXIT}" if command.decides else _EPILOG if command.parameters else None
         if behind := _several(known).get(name):
@@ -220,6 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         kept = ". What is computed is kept: go on with the same command, or with `mlflow-compress resume`"
         resumable = _typed_commands()[known.command].resumable
         lifetime.raise_on_signals(f"mlflow-compress: interrupted{kept if resumable else ''}; runs are closed now")
+
     try:
         answer, exit_code = _answer(known, extra)
         if answer:  # a stage may have nothing to say

@@ -179,6 +179,7 @@ def serve_forks(connection: socket.socket, later: Sequence[str] = ()) -> None:
             for number, file in zip((1, 2), files, strict=True):
                 os.dup2(file, number)
                 os.close(file)
+
             os.environ.clear()
             os.environ.update(asked["environment"])
             os.chdir(asked["folder"])

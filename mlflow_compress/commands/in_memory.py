@@ -51,6 +51,7 @@ def save_loaded_model(parameter: str, value: Any, inputs: Path) -> Path:
     model, tokenizer = parts
     name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(str(model.config.name_or_path)).name).strip("-") or "model"
     inputs.mkdir(parents=True, exist_ok=True)
+
     with tempfile.TemporaryDirectory(dir=inputs) as scratch:
         written = Path(scratch) / name
         try:

@@ -204,6 +204,7 @@ def compress_model(
     if device not in ("auto", "cpu", "cuda", BALANCED):
         raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda", BALANCED], got=device)
     placed = str(placement("auto" if device == BALANCED else device)["device_map"][""].type)
+
     if device != BALANCED:
         offload = None
     else:
@@ -279,6 +280,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
     matrices = job.source.stored_matrices
     n_weights = sum(rows * columns for rows, columns in matrices.values())
     sparsity = stored_weights.sparsity_of_layers(job.folder, matrices)
+
     return CheckpointManifest(
         method=method.name,
         label=label,

@@ -119,6 +119,7 @@ class Gate:
         narrow = one_end is not None and abs(self.bound - read) < abs(read - one_end.value) / 5
         reason = f"{self.label}: {read:.4g} {sign} {self.bound:g}{', narrowly' if narrow else ''}"
         p_value = one_end.p_value(self.bound) if one_end is not None else float(not passed)
+
         if self.by_slice and (slices := self._slices(metrics)):
             # Within the bound only if every slice is: an intersection-union test.
             p_value = max(end.p_value(self.bound) for end in slices.values())

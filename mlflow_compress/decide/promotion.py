@@ -590,6 +590,7 @@ def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
     gates += [gate for gate, _ in declared]
     readings = {reading for _, read in declared for reading in read}
     rules: list[Rule] = [partial(_lacking, policy.require)]
+
     if policy.target != "any":
         rules.append(partial(_unread, policy.target))
     rules.append(partial(_anomalous, policy.anomalies))

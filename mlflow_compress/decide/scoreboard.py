@@ -479,6 +479,7 @@ def scoreboard(
     )
     separations = separate([(v.name, v.items) for v in ordered if v.items is not None], level=level)
     groups = _groups(ordered, values, separations)
+
     return Scoreboard(
         baseline=baseline,
         evaluation=evaluation,

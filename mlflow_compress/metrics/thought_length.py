@@ -135,6 +135,7 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     for key, one, other in ((HESITATION_DELTA, again, variant), (HESITATION_FLOOR, first, again)):
         both = np.column_stack([hesitant[one], hesitant[other]])
         estimates[key] = Resampled(both, difference_of(ratio), groups=groups)
+
     wrong = {who: (one.right == 0.0).ravel() for who, one in (("baseline", again), ("variant", variant))}
     found = {"baseline": again.found.ravel(), "variant": variant.found.ravel()}
     mine = wrong["variant"]

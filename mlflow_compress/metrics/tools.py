@@ -203,18 +203,13 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
 
     An answer "calls" where it holds the chat template's mark of a call, or, without such a mark, where it begins with
     JSON. K2-Vendor-Verifier reads the same off the server's `finish_reason`, and accepts a fixed F1 (73 or 80 %); here
-    the floor says what an equal model has.
-
-    At the first token of an answer, with p the probability that it begins a call and m = 2 p - 1: the KL, and the mean
-    of ``s (m_variant - m_baseline)``, where s is the sign of the baseline's m. An answer that says something before its
-    call, or reasons first, decides later than there.
+    the floor says what an equal model has. For the first token of an answer see `_at_first_token`.
     """
     view = inputs.view
     rows = np.flatnonzero(np.isin(view.family, view.families(lambda family: family.calls)))
     assert inputs.variant is not None and inputs.variant.generations is not None
     assert inputs.baseline.generations is not None  # `requires` has been checked
-    task = set(view.task[rows])
-    k = int(inputs.variant.generations.where(task=task).column("sample").max())
+    k = int(inputs.variant.generations.where(task=set(view.task[rows])).column("sample").max())
     units = view.group[rows]
     groups = np.repeat(units, k)
     known = [
@@ -260,6 +255,7 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
         },
     }
     gold = np.repeat([len(parts) > 1 for parts in known], k)
+
     if gold.any():
         wanted = [[Call(c["name"], c["arguments"]) for c in parts[1]] if len(parts) > 1 else [] for parts in known]
         right, before, later = (
@@ -277,12 +273,25 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
         of_baseline = _decisions(again.called[gold], calls, some, (GOLD_PRECISION, GOLD_RECALL, GOLD_F1))
         estimates |= {GOLD_F1_BASELINE: of_baseline[GOLD_F1]} if GOLD_F1 in of_baseline else {}
     if OPTION_DISTANCES.missing(inputs) is None:
-        estimates[DECISION_KL] = Mean.of_scored(inputs.distance("kl")[rows], units, skewed=True)
-        margins = [2.0 * np.exp(inputs.grid(who).loglik[rows, 0, 0]) - 1.0 for who in ("baseline", "variant")]
-        change = np.where(margins[0] < 0, -1.0, 1.0) * (margins[1] - margins[0])
-        estimates[MARGIN_DELTA] = Mean.of_scored(change, units)
-        if inputs.noise is not None and len(inputs.noise.option_distances or ()):
-            floor = inputs.distance("kl", noise=True)[rows]
-            sampled = np.isfinite(floor)
-            estimates[DECISION_KL_FLOOR] = Mean.of(floor[sampled], units[sampled], skewed=True)
+        estimates |= _at_first_token(inputs, rows, units)
     return pooled(inputs, estimates)
+
+
+def _at_first_token(inputs: MetricInputs, rows: Int, units: Int) -> dict[MetricKey, Estimate]:
+    """Return how the decision to call moves at the first token of an answer; `units` are the groups of the prompts.
+
+    With p the probability that it begins a call and m = 2 p - 1: the KL, and the mean of ``s (m_variant -
+    m_baseline)``, where s is the sign of the baseline's m. An answer that says something before its call, or reasons
+    first, decides later than there.
+    """
+    margins = [2.0 * np.exp(inputs.grid(who).loglik[rows, 0, 0]) - 1.0 for who in ("baseline", "variant")]
+    change = np.where(margins[0] < 0, -1.0, 1.0) * (margins[1] - margins[0])
+    estimates: dict[MetricKey, Estimate] = {
+        DECISION_KL: Mean.of_scored(inputs.distance("kl")[rows], units, skewed=True),
+        MARGIN_DELTA: Mean.of_scored(change, units),
+    }
+    if inputs.noise is not None and len(inputs.noise.option_distances or ()):
+        floor = inputs.distance("kl", noise=True)[rows]
+        sampled = np.isfinite(floor)
+        estimates[DECISION_KL_FLOOR] = Mean.of(floor[sampled], units[sampled], skewed=True)
+    return estimates

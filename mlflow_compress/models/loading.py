@@ -142,6 +142,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
             trust_remote_code=trusted,
             local_files_only=True,
         )
+
     architectures.require_complete(info, folder)
     if kept_on_disk is not None and not offloading.is_offloaded(model):
         kept_on_disk = None  # everything fits: the folder is removed

@@ -190,6 +190,7 @@ def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[s
         gold, seed = inputs.view.gold[rows], uncertainty.split_seed(inputs, rows)
         share, groups = s.calibration_share, uncertainty.split_groups(inputs, rows)
         calibration, test = split(len(gold), seed=seed, calibration_share=share, groups=groups)
+
         for model in uncertainty.models_of(inputs):
             p = uncertainty.six_probabilities(inputs, model, rows)
             answers = p[test].argmax(axis=1)

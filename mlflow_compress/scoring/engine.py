@@ -622,6 +622,7 @@ class Scorer:
             same_plan = plan.digest in {p["plan"] for p in baseline.manifest.passes}
         elif baseline is not None:
             same_plan = n_splits == 0
+
         self.report = ScoringReport(
             path=path,
             plain_reason=reason,

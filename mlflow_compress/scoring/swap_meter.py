@@ -400,6 +400,7 @@ class SwapMeter:
         self.whole_model_reason = kept.whole_model_reason
         from_borders = self._suffix_only and kept.whole_model_reason is None
         starts = [kept.border(list(swap.modules)) if self._suffix_only else Border(0) for swap in swaps]
+
         about = {
             "weights": self.baseline.weights if resume is not None else "",
             "dtype": str(self.baseline.dtype),

@@ -190,6 +190,7 @@ def advise(
         weights=sum(sizes[name] for name in keep) / sum(sizes.values()),
         kept_as=f"at {bits} bits" if more else "as they are",
     )
+
     if not keep:
         return advice
     plain, better = (f"{manifest.method}:{n}" if n else manifest.method for n in (own.get("bits"), bits))
@@ -258,6 +259,16 @@ NOISE = "noise on {}"
 _SAME = 0.01  # of the whole variant's KL: what rounding may change
 
 
+def _given_variant(config: DiagnoseConfig) -> CheckpointManifest | None:
+    """Return what is known of a checkpoint of ours that is given; None where a variant has to be made."""
+    checkpoint = config.compression.checkpoint
+    if checkpoint is None or not (Path(checkpoint) / MANIFEST_FILE).is_file():
+        return None
+    described = inputs.described(config.evaluate_config.with_values(checkpoint=checkpoint))
+    assert isinstance(described, CheckpointManifest)  # a folder is not served
+    return described
+
+
 def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say: Say = silent) -> Diagnosis:
     """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
     suite = inputs.suite_of(config.evaluate_config)
@@ -266,13 +277,8 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
         raise UnsupportedError(
             "A diagnosis holds both models in memory", got="device=balanced", fix="Use another device"
         )
-    checkpoint, quantization = config.compression.checkpoint, config.quantize_config
-    existing: CheckpointManifest | None = None
-    if checkpoint is not None and (Path(checkpoint) / MANIFEST_FILE).is_file():
-        described = inputs.described(config.evaluate_config.with_values(checkpoint=checkpoint))
-        assert isinstance(described, CheckpointManifest)  # a folder is not served
-        existing = described
-    else:
+    quantization, existing = config.quantize_config, _given_variant(config)
+    if existing is None:
         settings, calibration = inputs.method_settings(quantization), inputs.calibration_set(quantization)
         METHODS.get(quantization.compression.method).require_backend(settings)
     label, path = inputs.model_label(config.source.model), inputs.model_path(config.source.model)
@@ -289,7 +295,7 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
         names = ["model", *(name for group in kinds for name in type(group).model_fields)]
         run.log_params({**{name: text[name] for name in names}, "dtype": inference.dtype})
         if existing is not None:
-            manifest, folder = existing, Path(str(checkpoint))
+            manifest, folder = existing, Path(str(config.compression.checkpoint))
         else:
             placed = out_folder(quantization.compression.output_dir, opened.uri)
             quantization = quantization.with_values(output_dir=str(placed))
@@ -300,6 +306,7 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
         variant = light(str(folder), config.source, inference)
         check_same_tokenizer(base, variant)
         began = time.monotonic()
+
         with resumable_workdir(opened.uri, _fingerprint(config, base, variant, suite)) as resume:
             models = load_model(base.config), load_model(variant.config)
             differences = find_differences(models[0].model, models[1].model)
@@ -388,6 +395,7 @@ def _measure(
             )
             for group in differences.groups
         }
+
     noise = {name: swap for name, swap in controls.items() if isinstance(swap, Swap)}
     meter = SwapMeter(base, state_bytes=int(config.diagnosis.state_memory * 2**30))
     identity = {"variant": variant.weights, "seed": str(config.source.seed)}

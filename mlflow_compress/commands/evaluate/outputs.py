@@ -146,6 +146,7 @@ def run_model(
         tokens.append(of_texts)
         if moved is not None:
             token_distances.append(moved)
+
     chains = [task for task in suite.tasks if task.chains is not None]
     on_chains = [
         scorer.score_corpus(task.name, task.chains, capture=capture, baseline=baseline, resume=resume)

@@ -130,6 +130,7 @@ def evaluate_variant(
         first = config.sampling.before_last
         scored = None if first is None else _scored_before(store, run, fingerprint_with(first))
         outputs = _score_drawn(config, suite, base, variant, baseline, resume, scored)
+
     if (facts := variant.facts()) is not None:
         run.log_json(facts, FACTS)
     if config.sampling.size is None:
@@ -327,6 +328,7 @@ def run_evaluate(config: EvaluateConfig, store: Tracker | str | None = None, say
             require_cache_applied(variant, inputs.subject)
         if reason := PERPLEXITY_EXISTS.missing(inputs):
             say(f"No perplexity: {reason}")
+
         results = compute_all(inputs)
         log_evaluation(opened, run, inputs, results, baseline.metadata)
         sentence = verdict(

@@ -373,6 +373,7 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
     kl = [one for name, values in so_far.values.items() if name.startswith("distance/kl_clipped") for one in values]
     if policy.anomalies.zero_kl and compresses(made.method) and kl and max(kl) <= 0.0:
         anomalous.append(f"Anomalous: every KL is exactly 0, although method '{made.method}' changes weights.")
+
     passed = not failed and not anomalous and not lacking
     share = f"{so_far.n_items} of {available} items"
     saved = "" if all_used else f" ({100 * (1 - so_far.n_items / available):.0f} % saved)"
@@ -518,6 +519,7 @@ def run_gate(
         check_places(wanted.checks, inputs.view, families)
         if not set(families) & set(inputs.view.scored):
             wanted = _without_kl(wanted)
+
         keys, n_unanswered = needed_items(wanted.checks, inputs, families)
         groups = ItemsInGroups.find(wanted.checks, inputs.view, families)
         order = shuffled(keys, groups.of, config.source.seed)
@@ -538,6 +540,7 @@ def run_gate(
             n_unanswered=n_unanswered,
             conditions=conditions(evaluation, base, variant),
         )
+
         states = states_for(baseline, base, variant)
         # Other sizes of blocks are other work; another policy may be about other items.
         fingerprint = digest(

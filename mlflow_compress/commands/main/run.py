@@ -334,6 +334,7 @@ def run_variant(
     else:
         tracker.hand_over(config.resume)
         opened = tracker.reopen(config.resume)
+
     with opened as run:
         run.log_json({**as_text(config), "resume": "none"}, run_names.PARAMETERS)
         run.log_params(known)

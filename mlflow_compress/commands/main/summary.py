@@ -95,6 +95,7 @@ def log_model(stages: Stages) -> None:
         },
         log_weights=stages.config.log_weights,
     )
+
     run.log_params(_run_params(stages, keeps_weights=entry.storage == "logged"))
     model = logged_model.log_variant_model(tracker, run.run_id, entry)
     logged_model.log_model_input(
@@ -207,6 +208,7 @@ def _log_all(stages: Stages, folder: Path) -> None:
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")
     run.log_file(report, "report")
+
     if figures:
         run.log_figures(folder / "figures", [figure.path.stem for figure in figures])
     if flips:  # lists become text, because MLflow shows table cells as they are

@@ -290,6 +290,7 @@ class StageCosts:
                 answers=len(part.prompts),
                 machine=self.machine,
             )
+
         memory = self._memory(work, heads=heads, captures=captures)
         if self.offloaded is not None:
             read += as_read * (self.offloaded.opening + reads * self.offloaded.waiting)
@@ -408,6 +409,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
     )
     stages = [costs.evaluated("baseline", scored, written, read=costs.base, written=costs.states, captures=True)]
     noise = scored_work(again, encoder, **limits)
+
     if noise.tokens:
         stages.append(costs.evaluated("baseline again (noise)", noise, (), read=costs.states, heads=2))
     stages.append(costs.compression())

@@ -264,18 +264,9 @@ def _promote(
     )
     if config.dry_run:
         return _dry(promotion, tracker, competition.label)
-    tags = {
-        run_names.BASE_MODEL: competition.label,
-        run_names.EVALUATION: evaluation.id,
-        run_names.BASE_WEIGHTS: evaluation.base_weights,
-        run_names.REGISTERED_MODEL: name,
-        run_names.ALIAS: config.alias,
-        run_names.POLICY: policy.sha256,
-        **asked_by,
-    }
-    tags |= {} if waiver is None or not failed else {run_names.WAIVER: waiver.described}
     receipt = {} if winner is None else model_registry.receipt_of(tracker, winner.run_id)
-    tags |= receipt
+    tags = {**_tags(competition, name, config.alias, policy), **asked_by, **receipt}
+    tags |= {} if waiver is None or not failed else {run_names.WAIVER: waiver.described}
     noted = {run_names.POLICY: policy.sha256, **receipt}
     passed = [reason for o in decision.outcomes if o.candidate is winner for reason in o.reasons]
 
@@ -300,6 +291,18 @@ def _promote(
         run.set_tags({run_names.VERDICT: verdict, "promoted": promoted, "outcome": settlement.outcome})
         run.set_note(note)
     return replace(promotion, decision=decision, verdict=verdict, run=tracker.link(run.run_id))
+
+
+def _tags(competition: Competition, registered_model: str, alias: str, policy: Policy) -> dict[str, str]:
+    """Return the tags of a decision's run: what it was about, and by which policy."""
+    return {
+        run_names.BASE_MODEL: competition.label,
+        run_names.EVALUATION: competition.evaluation.id,
+        run_names.BASE_WEIGHTS: competition.evaluation.base_weights,
+        run_names.REGISTERED_MODEL: registered_model,
+        run_names.ALIAS: alias,
+        run_names.POLICY: policy.sha256,
+    }
 
 
 def _dry(promotion: Promotion, tracker: Tracker, label: str) -> Promotion:
@@ -396,6 +399,7 @@ def run_approve(config: ApproveConfig, number: str, by: str) -> Approval:
         raise ConfigError(f"Version {has} of {name} is pinned and is not replaced", fix=f"Remove its alias '{PINNED}'")
     if run_names.WAIVER in tags:
         Waiver(**record["waiver"]).require_valid()
+
     variant, label = version.tags.get(run_names.VARIANT, f"version {number}"), model_label(config.model)
     verdict = f"{variant} (version {number}) is now '{alias}', approved by {by}"
     verdict += f", before it version {has}." if has else "."
@@ -447,6 +451,7 @@ def run_rollback(config: RollbackConfig) -> Rollback:
         raise ConfigError(
             f"Version {now.version} of {name} is pinned and is not replaced", fix=f"Remove its alias '{PINNED}' first"
         )
+
     verdict = f"{before.name} (version {before.version}) is '{config.alias}' again, in place of version {now.version}."
     tags = {
         run_names.BASE_MODEL: label,

@@ -56,6 +56,7 @@ def write_hub_folder(
         remarks.append(f"The licence of the base is not known: {str(error).rstrip('.')}")
     if named is None:
         remarks += ["The card names no base model, which was a folder: give --base-model ORG/NAME"]
+
     with staging_folder(output) as folder:
         for path in sorted(Path(checkpoint).rglob("*")):
             if path.is_file() and not path.name.startswith("."):
@@ -130,6 +131,7 @@ def _card(receipt: Receipt, manifest: CheckpointManifest, base: str | None, lice
         pipeline_tag="text-generation",
         tags=list(dict.fromkeys(tags)),
     )
+
     facts = {
         "base": base or Path(manifest.base_model).name,
         "method": manifest.method,

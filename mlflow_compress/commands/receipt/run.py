@@ -69,6 +69,7 @@ def export_receipt(
     for part, (owner, folder) in folders.items():
         with suppress(TrackingError):
             files |= {f"{part}/{file.name}": file.read_bytes() for file in opened.fetch(owner, folder).glob("*")}
+
     account = read_account(opened, run)
     predicate = {
         "written_by": f"mlflow-compress {__version__}",

@@ -138,6 +138,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
     answers_run = next((judge.data.tags[ANSWERS_RUN] for judge in judges), None)
     settings = _settings(runs)
     variants = []
+
     for name, run in runs.items():
         judge = finished_judge(children[name])
         answered = None
@@ -163,6 +164,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
                 grades=_table(answered, Judgments) if answered else None,
             )
         )
+
     gates = promotion.gates_of(policy, policy_file)
     makes = {row.name: None if row.made_once else 1 + len(row.luck.runs if row.luck else ()) for row in board.finished}
     candidates = []

@@ -189,6 +189,7 @@ def find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, Any
             got=folder,
             fix="Make it again, with the command that made it",
         )
+
     manifest = read_manifest(folder)
     stored = parse(MainConfig, tracker.fetch_json(run_id, run_names.PARAMETERS))
     shared = {name: value for name, value in given.items() if name in stored.values()}
@@ -364,6 +365,7 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
             for layer, options in refused.caches.items()
         }
         attention = tuple(one for one in cache_groups(refused.source) if one.layer in caches) if caches else ()
+
         with engine_started(refused.main.running, refused.main.source):
             used = int(refused.manifest.settings.get("calibration_samples", 0))
             text = read_search_text(searched, refused.source, used)

@@ -155,6 +155,7 @@ def publish_search(
     for limit, (choice, made) in chosen.items():
         rows.append(_searched(limit, choice, made, held_out[made.run_id], ends))
     length, name = config.space.calibration_length, Path(costs.text.name).name
+
     if table.sizes.cache:
         tokens = int(config.space.cache_tokens)
         taken = {made.run_id: read_manifest(made.folder, verify=False).cache_bytes_per_token or 0.0 for made in every}
@@ -294,6 +295,7 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
         config = config.with_values(cache_tokens=source.max_length)
     for limit in limits:
         require_in_reach(limit, formats, source, caches)
+
     with unfinished_until_ended(original), keeping(), engine_started(config.running, config.source):
         tracker = Tracker(config.experiment)
         prepared = prepare_sweep(config.for_variants(SweepConfig), [one.uniform for one in formats], tracker)

@@ -214,6 +214,7 @@ def check_named(config: Parameters) -> None:
     engine = values.get("engine", OWN_ENGINES[0])
     if engine not in (*OWN_ENGINES, "endpoint") and not entry_points(group="mlflow_compress.engines"):
         raise ConfigError("Unknown engine", allowed=OWN_ENGINES, got=engine)
+
     if engine == "vllm":
         vllm_environment.installed(vllm_environment.find_python(values["vllm_python"]))
     elsewhere = "devices" in values or values.get("ray_address") or values.get("dry_run")  # nothing is run here

@@ -197,6 +197,7 @@ def run_speed(config: SpeedConfig, store: Tracker | str | None = None) -> SpeedM
         runtime: Mapping[str, str] = {}
         missing = {"speed": reason, "serving_memory": reason}
         results: list[MetricResult] = []
+
         if reason:
             run.set_tags(skipped_tag(reason))
         else:

@@ -190,6 +190,7 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Tracker
     base = open_baseline(first.evaluate_config())
     with inputs.folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
+
     read = readable(store, base, suite, first.evaluate_config(), write=not config.dry_run)
     evaluation = evaluation_of_sample(evaluation_id(base, read, first.evaluate_config()), first.sampling)
     variants = []

@@ -77,6 +77,7 @@ def publish_sweep(
             run.log_text(similarity_csv(alike), "answer_similarity.csv")
         run.log_folder(folder, "figures")
     choice = page = ""
+
     if content is not None:
         run.log_text(render_page(content), "report.html")
         choice = choice_and_reason(content)
@@ -134,6 +135,7 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
         name = f"sweep of {len(prepared.variants)} {plan.baseline}"
         key = digest({"variants": sorted(variant.key for variant in prepared.variants), "left_out": plan.left_out})
         tags = {run_names.BASE_MODEL: plan.baseline, run_names.EVALUATION: prepared.evaluation}
+
         with parent_run(tracker, name, key, tags) as run:
             run.log_params(as_text(config))
             if config.screen:

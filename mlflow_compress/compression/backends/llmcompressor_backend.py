@@ -153,6 +153,7 @@ def _run(
             "max_seq_length": length,
             "pipeline": "sequential",
         }
+
     try:
         oneshot(
             model=model,

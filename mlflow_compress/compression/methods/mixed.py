@@ -143,6 +143,7 @@ class Mixed(Method[MixedConfig]):
                     got=name,
                 )
             method.require_backend(one.config)
+
             if getattr(one.config, "embeddings", False):
                 raise UnsupportedError("A recipe has formats of linear layers only", got=f"{name} with embeddings")
             layers = {layer: source.linear[layer] for layer in config.content.layers_of(name)}

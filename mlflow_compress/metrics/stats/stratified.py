@@ -243,6 +243,7 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
         expected = (size / drawn / total) ** 2 * q * (1 - q) * here
         shrunk = ((drawn - 1) * within + PRIOR_ITEMS * expected) / (drawn - 1 + PRIOR_ITEMS)
         within = np.maximum(within, shrunk)
+
     parts = (1 - drawn / size) * drawn * within
     benchmark = float(parts.sum())
     effect, df, n_groups = 1.0, float(len(x) - 1), len(x)

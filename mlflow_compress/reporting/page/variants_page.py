@@ -268,6 +268,7 @@ def render_page(content: PageContent) -> str:
     script = "".join(path.read_text(encoding="utf-8") for path in sorted((_HERE / "scripts").glob("*.js")))
     board = content.board
     intervals = len(flips_by_part(content)) * len(content.variants) <= _MOST_HEAT_INTERVALS
+
     return TEMPLATES.get_template("page.html.j2").render(
         content=content,
         security="; ".join(

@@ -138,6 +138,7 @@ def draw_variants(
         # A variant with a smaller cache is on the front too, where a closer one has weights as small.
         points_on = sorted(((p.cost, p.kl) for p in above if p.name in front), reverse=axis.higher)
         closest = itertools.accumulate((kl for _, kl in points_on), min)
+
         if steps := [point for point, kl in zip(points_on, closest, strict=True) if point[1] == kl]:
             off_the_line = len(points_on) - len(steps)
             # Behind a step lies what the front beats.
