@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(f"--{name}", nargs="?", const="", default="")
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args(arguments)
-    sys.stdout.write(f"Score with it: -P engine=vllm -P vllm_python={sys.executable}\n")
+    sys.stdout.write(f"Score with it: -P engine=vllm -P engine_args=vllm_python={sys.executable}\n")
     if not options.checkpoint:
         return 0
     folder = Path(options.checkpoint).expanduser()

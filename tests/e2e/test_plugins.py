@@ -190,8 +190,8 @@ def test_the_method_makes_a_checkpoint_that_loads_again(ask: Callable[..., Any],
 BY_PYTHON = """
 import json
 import mlflow_compress as mc
-found = mc.run(method="grid", tasks="sums", engine="small_batches", limit=3, num_samples=2, max_new_tokens=4,
-               judge_max_tokens=4, speed=False)
+found = mc.run(method="grid", tasks="sums", engine="small_batches", limit=3,
+               answer_args={"num_samples": 2, "max_new_tokens": 4, "judge_max_tokens": 4}, speed=False)
 worst = mc.worst(run=found.run.run_id, most=2)
 print(json.dumps({"run": found.run.run_id, "metrics": found.metrics, "worst": worst.to_pandas().kl.tolist()}))
 """

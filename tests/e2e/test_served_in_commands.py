@@ -15,6 +15,7 @@ from mlflow_compress.commands.main.run import check, run_variant
 from mlflow_compress.commands.main.stages import VariantRun
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations
+from mlflow_compress.config import expanded
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadedModel
 from mlflow_compress.tracking import run_names
@@ -52,7 +53,8 @@ def url(loaded: LoadedModel) -> Iterator[str]:
 
 def main_here(tracker: Tracker, url: str, few: dict[str, Any], **more: Any) -> VariantRun:
     """Run the main job with its stages in this process."""
-    config = MainConfig(checkpoint=f"endpoint:{url}", served_model=NAME, **few, **more)
+    given = {"checkpoint": f"endpoint:{url}", "endpoint_args": {"served_model": NAME}, **few, **more}
+    config = MainConfig(**expanded(MainConfig, given))
     return run_variant(config, tracker, check(config), start=partial(in_process, say=lambda line: None))
 
 

@@ -171,7 +171,7 @@ def test_the_server_listens_on_this_machine_only_and_says_in_one_line_what_is_mi
     command = project.server_command(options)
     assert command[command.index("--host") + 1] == "127.0.0.1" and command[-2:] == ["--max-model-len", "64"]
     assert project.main(["--checkpoint", "--name", "n", "--port", "8000", "--dtype", "auto", "--more"]) == 0
-    assert f"-P engine=vllm -P vllm_python={sys.executable}" in capsys.readouterr().out
+    assert f"-P engine=vllm -P engine_args=vllm_python={sys.executable}" in capsys.readouterr().out
     assert project.main(["--checkpoint", str(tmp_path), "--port", "8000"]) == 1
     assert (
         capsys.readouterr().err
