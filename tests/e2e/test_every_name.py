@@ -27,6 +27,7 @@ import pytest
 from mlflow.entities import LoggedModel, Run, Trace
 from mlflow.tracking import MlflowClient
 
+from mlflow_compress.config.declarations import as_typed
 from tests.judge_server import completion, judge_server
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def run_command(folder: Path, command: str, exit_code: int, **parameters: object
         "OPENAI_API_KEY": "sk-of-a-local-server",
         "OMP_NUM_THREADS": "1",
     }
-    options = [f"--{name}={value}" for name, value in parameters.items()]
+    options = [f"--{name}={as_typed(value)}" for name, value in parameters.items()]
     done = subprocess.run(
         [sys.executable, "-m", "mlflow_compress", command, *options],
         cwd=folder,
