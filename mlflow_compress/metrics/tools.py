@@ -203,7 +203,11 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
 
     An answer "calls" where it holds the chat template's mark of a call, or, without such a mark, where it begins with
     JSON. K2-Vendor-Verifier reads the same off the server's `finish_reason`, and accepts a fixed F1 (73 or 80 %); here
-    the floor says what an equal model has. For the first token of an answer see `_at_first_token`.
+    the floor says what an equal model has.
+
+    At the first token of an answer, with p the probability that it begins a call and m = 2 p - 1: the KL, and the mean
+    of ``s (m_variant - m_baseline)``, where s is the sign of the baseline's m. An answer that says something before its
+    call, or reasons first, decides later than there.
     """
     view = inputs.view
     rows = np.flatnonzero(np.isin(view.family, view.families(lambda family: family.calls)))
@@ -212,9 +216,8 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
     k = int(inputs.variant.generations.where(task=set(view.task[rows])).column("sample").max())
     units = view.group[rows]
     groups = np.repeat(units, k)
-    known = [
-        [json.loads(part) for part in parts] for parts in view.items.table.column("answers").take(rows).to_pylist()
-    ]
+    texts = view.items.table.column("answers").take(rows).to_pylist()
+    known = [[json.loads(part) for part in parts] for parts in texts]
     given = [parts[0] for parts in known]
     first, again = (_read(inputs, rows, inputs.baseline.generations, range(at, at + k), given) for at in (1, k + 1))
     ours = _read(inputs, rows, inputs.variant.generations, range(1, k + 1), given)
@@ -225,10 +228,6 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
 
     def share(hits: Bool, of: Bool) -> Proportion:
         return Proportion.of(hits[of], groups[of])
-
-    def schema_change(one: _Answers, other: _Answers) -> Resampled:
-        columns = np.column_stack([one.schema, one.called, other.schema, other.called]).astype(np.float64)
-        return Resampled(columns, difference_of(_percent([0], [1])), groups=groups)
 
     both = first.called & ours.called
     functions = [
@@ -249,7 +248,7 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
         SCHEMA: share(ours.schema, ours.called),
         SCHEMA_BASELINE: share(again.schema, again.called),
         **{
-            key: schema_change(one, other)
+            key: _schema_change(one, other, groups)
             for key, one, other in ((SCHEMA_DELTA, again, ours), (SCHEMA_FLOOR, first, again))
             if one.called.any() and other.called.any()
         },
@@ -277,13 +276,13 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
     return pooled(inputs, estimates)
 
 
-def _at_first_token(inputs: MetricInputs, rows: Int, units: Int) -> dict[MetricKey, Estimate]:
-    """Return how the decision to call moves at the first token of an answer; `units` are the groups of the prompts.
+def _schema_change(one: _Answers, other: _Answers, groups: Int) -> Resampled:
+    columns = np.column_stack([one.schema, one.called, other.schema, other.called]).astype(np.float64)
+    return Resampled(columns, difference_of(_percent([0], [1])), groups=groups)
 
-    With p the probability that it begins a call and m = 2 p - 1: the KL, and the mean of ``s (m_variant -
-    m_baseline)``, where s is the sign of the baseline's m. An answer that says something before its call, or reasons
-    first, decides later than there.
-    """
+
+def _at_first_token(inputs: MetricInputs, rows: Int, units: Int) -> dict[MetricKey, Estimate]:
+    """Return how the decision to call moves at the first token of an answer; `units` are the groups of the prompts."""
     margins = [2.0 * np.exp(inputs.grid(who).loglik[rows, 0, 0]) - 1.0 for who in ("baseline", "variant")]
     change = np.where(margins[0] < 0, -1.0, 1.0) * (margins[1] - margins[0])
     estimates: dict[MetricKey, Estimate] = {
