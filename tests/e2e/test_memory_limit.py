@@ -74,7 +74,7 @@ from pathlib import Path
 import mlflow_compress as mc
 small, large, items, megabytes, given = *map(Path, sys.argv[1:4]), int(sys.argv[4]), json.loads(sys.argv[5])
 def evaluate(folder, store):
-    common = {"model": str(folder / "model"), "tasks": str(items), "noise_items": 2, "store": store}
+    common = {"model": str(folder / "model"), "tasks": str(items), "task_args": {"noise_items": 2}, "store": store}
     return mc.evaluate(str(folder / "variant"), **common, **given)
 evaluate(small, "before")
 if megabytes:

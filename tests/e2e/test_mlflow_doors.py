@@ -45,7 +45,7 @@ import pandas as pd
 uri, rows, baseline = sys.argv[1:]
 result = mlflow.models.evaluate(
     uri, pd.DataFrame(json.loads(rows)), targets="answer", model_type="text", evaluators="compress",
-    evaluator_config={"baseline": baseline, "noise_items": 4},
+    evaluator_config={"baseline": baseline, "task_args": {"noise_items": 4}},
 )
 run = mlflow.get_run(mlflow.last_active_run().info.run_id)
 [nested] = mlflow.search_runs(filter_string=f"tags.`mlflow.parentRunId` = '{run.info.run_id}'", output_format="list")
