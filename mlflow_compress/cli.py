@@ -45,11 +45,12 @@ _NEW_OBJECTS = 10_000  # before garbage is looked for; by default 700, and then 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser: one sub-command per command, one option per parameter."""
     known = _typed_commands()
+    behind = _several(known)
     lines: dict[str, list[str]] = {heading: [] for heading in HEADINGS}
     for command in known.values():
         if not command.within:
             lines.setdefault(command.heading, []).append(command.name)  # a plug-in may have a heading of its own
-    for name, several in _several(known).items():
+    for name, several in behind.items():
         [heading] = {command.heading for command in several}
         alone = [*lines[heading], name] if name not in known else lines[heading]
         inner = f"{name} ({', '.join(command.typed.partition(' ')[2] for command in several)})"
@@ -71,8 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     for name, command in known.items():
         epilog = f"{_EPILOG} {_EXIT}" if command.decides else _EPILOG if command.parameters else None
-        if behind := _several(known).get(name):
-            epilog = f"Also: {', '.join(other.typed for other in behind)}. {epilog}"
+        if name in behind:
+            epilog = f"Also: {', '.join(other.typed for other in behind[name])}. {epilog}"
         one = commands.add_parser(
             name,
             description=command.about,

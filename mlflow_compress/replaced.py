@@ -21,7 +21,7 @@ def replaced(owner: object, name: str, by: object, *, of: str | None = None) -> 
             raise UnsupportedError(
                 f"This version of {library} is not known: what is replaced in it, {name}, may do something else",
                 allowed=f"{read}.*",
-                got=found,
+                got=found if hasattr(owner, name) else f"{found}, without {name}",
                 fix=f"Run: pip install '{library}=={read}.*'",
             )
     own = name in vars(owner)

@@ -159,13 +159,15 @@ def load_model(config: LoadConfig) -> LoadedModel:
         # compressed-tensors would unpack in a hook of the model's forward, but scoring calls body and head separately.
         # The kernels of gptqmodel and bitsandbytes would round activations.
         with_hooks = offloading.is_offloaded(model)
-        kept = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
         if packed_layers.decompress(model):
             from compressed_tensors.offload import remove_dispatch, to_accelerate
 
             if with_hooks:
+                buffers = [
+                    (module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()
+                ]
                 to_accelerate(model)
-                for module, name, buffer in kept:  # some are in no file: an embedding's scale (Gemma 3)
+                for module, name, buffer in buffers:  # some are in no file: an embedding's scale (Gemma 3)
                     if buffer is not None and module._buffers[name].is_meta:
                         module._buffers[name] = buffer
             else:

@@ -18,6 +18,8 @@ from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracker import Tracker
 
+MEASURED = ("--limit=4", "--num_shuffles=0", "--task_args=noise_items=2", "--judge=false", "--speed=false")
+
 
 @pytest.fixture
 def texts(tmp_path: Path) -> dict[str, str]:
@@ -200,15 +202,7 @@ def test_a_refused_variant_is_repaired_for_the_fewest_bytes_that_the_policy_take
     tracker: Tracker, texts: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = f"--tasks={demo.DATA_DIR / 'choice.jsonl'},{texts['tasks']}"
-    measured = [
-        tasks,
-        "--limit=4",
-        "--num_shuffles=0",
-        "--task_args",
-        "noise_items=2",
-        "--judge=false",
-        "--speed=false",
-    ]
+    measured = [tasks, *MEASURED]
     assert cli.main(["sweep", "--methods=rtn,magnitude", "--bits=3", *measured]) == 0
     mains = {run.data.tags[run_names.METHOD]: run for run in tracker.find_finished("main")}
     refused = mains["rtn"]
@@ -271,15 +265,7 @@ def test_a_variant_with_a_rounded_cache_is_repaired_in_its_weights_and_its_cache
         cache={str(layer): {"key_bits": 2, "value_bits": 2} for layer in range(source.layers)},
     ).write(recipe)
     tasks = f"--tasks={demo.DATA_DIR / 'choice.jsonl'},{texts['tasks']}"
-    measured = [
-        tasks,
-        "--limit=4",
-        "--num_shuffles=0",
-        "--task_args",
-        "noise_items=2",
-        "--judge=false",
-        "--speed=false",
-    ]
+    measured = [tasks, *MEASURED]
     windows = ["--calibration_args", "samples=1,length=64"]
     assert cli.main(["main", "--method=mixed", f"--method_args=recipe={recipe}", *windows, *measured]) == 0
     [refused] = tracker.find_finished("main")

@@ -98,9 +98,7 @@ def evaluate_variant(
             raise ConfigError("The tasks have no items to draw from", got=f"items={config.sampling.items}", fix=_ALL)
     suite = readable(store, base, suite, config)
     baseline = find_or_evaluate(store, base, suite, config, before=variant.try_out)
-    if (
-        not variant.abilities.whole_distributions
-    ):  # its server would read long chains for a distance that it cannot give
+    if not variant.abilities.whole_distributions:  # a server would read long chains, and show no distance of them
         suite = replace(suite, tasks=tuple(replace(task, chains=None) for task in suite.tasks))
 
     def fingerprint_with(sampling: SamplingConfig) -> str:
