@@ -56,8 +56,9 @@ FEWEST_WINDOWS = 5000
 
 A stretch must hold several documents, and how long these are no sample says for sure: where stretches were chosen by
 the correlation that is seen (Politis and White, "Automatic block-length selection for the dependent bootstrap", 2004),
-the intervals that were given held the truth in 30 to 90 %, because one is given where the correlation happens not to be
-seen. So the limit is one for documents of up to 200 windows (`benchmarks/interval_edges.py`).
+the intervals that were given held the truth in 30 to 83 % (`benchmarks/README.md`), because one is given where the
+correlation happens not to be seen. So the limit is one for documents of up to 200 windows
+(`benchmarks/interval_edges.py`).
 """
 
 
