@@ -2,9 +2,10 @@
 
 A sample of n items is drawn with replacement from the N items of a variant, whose mean is the truth. At 95 % the upper
 end may lie below the truth in 2.5 % of the draws. Printed per sample and method: that share, and the width of the upper
-half relative to the percentile bootstrap's. Then, in percent of the draws: how often a gate trusts the interval, and
-how often it trusts one that misses; upper misses of the clipped mean (and its upper end relative to that of the mean)
-and of the share above the clip. The KL per item is `interval_samples.py`'s; the stored file is what it wrote.
+half relative to the percentile bootstrap's. Then, in percent of the draws: how often a gate would read the interval by
+the rule of documents, and how often it reads one that misses; upper misses of the clipped mean (and its upper end
+relative to that of the mean) and of the share above the clip. The KL per item is `interval_samples.py`'s; the stored
+file is what it wrote.
 
 Example
 -------
@@ -21,7 +22,8 @@ from interval_samples import samples
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from mlflow_compress.metrics.kl_tail import CLIP, TRUSTED_ITEMS, TRUSTED_TOP_PCT
+from mlflow_compress.metrics.kl_tail import CLIP
+from mlflow_compress.metrics.perplexity import GATED_DOCUMENTS, GATED_TOP_PCT
 from mlflow_compress.metrics.stats.bootstrap import UPPER_TAIL, resample_counts, studentized_interval
 from mlflow_compress.metrics.stats.intervals import bounded_mean_interval, wilson
 
@@ -147,7 +149,7 @@ def study(population: Float, n: int, draws: int, resamples: int) -> dict[str, st
     cells = {}
     for name, end in ends.items():
         cells[name] = f"{100 * (end < truth).mean():.1f} / {np.median((end - d.mean) / width):.2f}"
-    trusted = (d.x.max(axis=1) < TRUSTED_TOP_PCT / 100 * d.x.sum(axis=1)) & (n >= TRUSTED_ITEMS)
+    trusted = (d.x.max(axis=1) < GATED_TOP_PCT / 100 * d.x.sum(axis=1)) & (n >= GATED_DOCUMENTS)
     cells["trusted"] = f"{100 * trusted.mean():.0f}"
     cells["trusted and missed"] = f"{100 * (trusted & (ends['calibrated'] < truth)).mean():.1f}"
     clipped, few = np.minimum(population, CLIP), d.x[:BOUNDED]
@@ -183,7 +185,7 @@ def main() -> None:
             print("|", " | ".join((name, f"{top:.1f}", str(n), *cells.values())), "|", flush=True)
             for method in METHODS:
                 misses = float(cells[method].split(" / ")[0])
-                if n >= TRUSTED_ITEMS and top < 5.0 and misses > worst.get(method, (-1.0, ""))[0]:
+                if n >= GATED_DOCUMENTS and top < 5.0 and misses > worst.get(method, (-1.0, ""))[0]:
                     worst[method] = (misses, f"{name} at n = {n}")
     for method, (misses, where) in worst.items():
         print(f"{method}: at most {misses} % upper misses at n >= 200 where no item holds 5 %, in {where}")

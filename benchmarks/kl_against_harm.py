@@ -12,7 +12,7 @@ Then scoreboards are simulated, and those are counted that tell any two variants
 drawn with replacement, and `--variants` of the near ones. "exchanged": the variants' values are exchanged at random
 within every item, so that all are equally close and equally harmful. "own shapes": they are too, but every variant
 keeps the shape of its KL, scaled to one mean, and the number of its changes, of which half are to the worse;
-"trusted" are those of which the scoreboard does not warn that one item holds too much of the mean KL. "as measured":
+"trusted" are those of which no item holds 2.5 % of the mean KL. "as measured":
 the truth is the order over all measured items. "of true" is the share of the pairs that differ and are told apart in
 the true order.
 
@@ -43,7 +43,6 @@ from scipy.stats import rankdata
 from mlflow_compress import demo
 from mlflow_compress.config.policy import KlBounds
 from mlflow_compress.decide.separation import Difference, ItemScores, Separation, item_scores, separate
-from mlflow_compress.metrics.kl_tail import TRUSTED_TOP_PCT
 
 Float, Bool = npt.NDArray[np.float64], npt.NDArray[np.bool_]
 Pair = tuple[Float, Float]
@@ -88,8 +87,8 @@ class Measured:
 
     @property
     def trusted(self) -> "Measured":
-        """Return the variants of which no item holds so much of the mean KL that the scoreboard warns of it."""
-        return self.part(np.flatnonzero(100 * self.kl.max(axis=1) < TRUSTED_TOP_PCT * self.kl.sum(axis=1)))
+        """Return the variants of which no item holds 2.5 % of the mean KL."""
+        return self.part(np.flatnonzero(self.kl.max(axis=1) < 0.025 * self.kl.sum(axis=1)))
 
     @property
     def harm(self) -> Float:

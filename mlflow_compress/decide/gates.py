@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, key
-from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TRUSTED_ITEMS, TRUSTED_TOP_PCT
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
+from mlflow_compress.metrics.perplexity import GATED_DOCUMENTS, GATED_TOP_PCT
 from mlflow_compress.metrics.stats.intervals import z_value
 from mlflow_compress.metrics.stats.sample_size import (
     fewest_without_event,
@@ -101,11 +102,10 @@ class Gate:
             why = (
                 f"{self.metric} is missing" if self.label == self.metric else f"{self.label}: {self.metric} is missing"
             )
-            if self.metric.startswith((KL, KL_REVERSE, CORPUS_KL)) and "(upper end)" in self.metric:
-                units = "documents" if self.metric.startswith(CORPUS_KL) else "items"
-                why += (
-                    f", or cannot be trusted (fewer than {TRUSTED_ITEMS} {units}, or one holds {TRUSTED_TOP_PCT:g} %)"
-                )
+            if "(upper end)" in self.metric and self.metric.startswith(CORPUS_KL):
+                why += f", or from fewer than {GATED_DOCUMENTS} documents, or one holds {GATED_TOP_PCT:g} % of the mean"
+            elif "(upper end)" in self.metric and self.metric.startswith((KL, KL_REVERSE)):
+                why += f", as where an item is above {CLIP:g} nat: give gates on {CLIPPED.name} and {ABOVE_CLIP.name}"
             return (
                 self._unknown(why, self.metric, "without an interval" if self.value in metrics else "not measured"),
             )
@@ -282,7 +282,7 @@ def standard_gates(
 def gate_values(pooled: Mapping[str, MetricResult]) -> dict[str, float]:
     """Return the unrounded values that gates read, by the names that metrics declare for them (`MetricKey.gate`).
 
-    A value is left out if its interval is missing, as that of a mean KL is where it cannot be trusted.
+    A value is left out if its interval is missing, as that of a mean KL is where an item is above the clip.
     """
     values: dict[str, float] = {}
     for name, declared in all_keys().items():

@@ -31,8 +31,7 @@ from mlflow_compress.errors import ConfigError, raise_together
 from mlflow_compress.metrics.core.account import CUT_PCT, UNSCORED_PCT
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
-from mlflow_compress.metrics.kl_tail import TRUSTED_ITEMS, TRUSTED_TOP_PCT
-from mlflow_compress.metrics.perplexity import TOP_DOCUMENT
+from mlflow_compress.metrics.perplexity import GATED_DOCUMENTS, GATED_TOP_PCT, TOP_DOCUMENT
 from mlflow_compress.metrics.stats.sample_size import MOST_TIMES, round_up
 from mlflow_compress.metrics.stats.significance import ERROR, holm
 from mlflow_compress.records import MetricResult
@@ -357,9 +356,8 @@ class GateReading:
 def read_gates(results: Iterable[MetricResult], readings: Iterable[GateReading]) -> dict[str, float]:
     """Return those of the wanted numbers that an evaluation has, by name.
 
-    A mean KL of items has no interval where it cannot be trusted. That of corpora has one from 20 documents on, which
-    documents like those seen can be trusted with; a gate reads its upper end by the rule of items, over documents:
-    a few without an outlier look harmless.
+    The mean KL of corpora has an interval from 20 documents on, which holds for documents like those seen. A gate reads
+    its upper end where `GATED_DOCUMENTS` were seen: a few without an outlier look harmless.
     """
     by_place = {(r.name, r.task or "", r.category or ""): r for r in results}
     values: dict[str, float] = {}
@@ -370,8 +368,8 @@ def read_gates(results: Iterable[MetricResult], readings: Iterable[GateReading])
     for reading in wanted:
         result = by_place.get((reading.metric, reading.task, reading.category))
         top = by_place.get((TOP_DOCUMENT.name, reading.task, reading.category))
-        trusted = top is not None and top.n >= TRUSTED_ITEMS and top.value < TRUSTED_TOP_PCT
-        if result is not None and (trusted or reading.metric != CORPUS_KL or reading.end != "upper"):
+        enough = top is not None and top.n >= GATED_DOCUMENTS and top.value < GATED_TOP_PCT
+        if result is not None and (enough or reading.metric != CORPUS_KL or reading.end != "upper"):
             ends = {"upper": result.high, "lower": result.low, "value": result.value, "n": float(result.n)}
             if (value := ends[reading.end]) is not None:
                 values[reading.name] = value
@@ -444,7 +442,7 @@ def _gate(entry: MetricGate) -> tuple[Gate, tuple[GateReading, ...]]:
                 got=entry.task or entry.bound,
             )
         return Gate(metric=entry.metric, bound=entry.limit, label=entry.metric, at_least=at_least), ()
-    # What every main run publishes; of KL only where it can be trusted.
+    # What every main run publishes; of KL where no item is above the clip.
     if entry.task is None and entry.end == "upper" and entry.metric in (KL, FLIPS):
         return published_gate(entry.metric, entry.limit, at_least=at_least), ()
     reading = GateReading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")

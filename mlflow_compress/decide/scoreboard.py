@@ -25,7 +25,7 @@ from mlflow_compress.decide.gates import (
 from mlflow_compress.decide.separation import SIGNIFICANCE, ItemScores, Separation, groups_not_told_apart, separate
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, headline_keys, key
-from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, TOP_ITEM, TRUSTED_ITEMS, TRUSTED_TOP_PCT, shows_clipped
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, shows_clipped
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.correlation import MOST_FOR_EXACT, spearman, spearman_exact_p
 from mlflow_compress.metrics.stats.significance import holm
@@ -288,8 +288,6 @@ Kind = Literal[
     "failed",
     "unsupported",
     "unlike_answers",
-    "few_items",
-    "one_item",
     "fewer_bits_beat_more",
     "not_told_apart",
 ]
@@ -326,16 +324,6 @@ def _warnings(
     for v in variants:
         if v.left_out:
             yield ScoreWarning("unlike_answers", f"{v.name}: {v.left_out}", (v.name,))
-    few = {v.name: len(v.items.task) for v in variants if v.items is not None and len(v.items.task) < TRUSTED_ITEMS}
-    if few:
-        n = min(few.values())
-        text = f"{n:,} {'item is' if n == 1 else 'items are'} too few for a decision: with fewer than {TRUSTED_ITEMS}, "
-        yield ScoreWarning("few_items", f"{text}a mean KL has no interval", tuple(few))
-    largest = {v.name: v.results[TOP_ITEM.name].value for v in variants if TOP_ITEM.name in v.results}
-    dominated = {name: share for name, share in largest.items() if share >= TRUSTED_TOP_PCT}
-    if dominated:
-        text = f"one item holds up to {max(dominated.values()):.0f} % of the mean KL of {_and(tuple(dominated))}: "
-        yield ScoreWarning("one_item", f"{text}that mean has no interval that can be trusted", tuple(dominated))
     yield from _fewer_bits(variants, separations)
     for group in same_kl:
         yield ScoreWarning("not_told_apart", f"{_and(group)} cannot be told apart by their KL", group)

@@ -61,9 +61,9 @@ ITEM_COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", 
     weighted=True,
 )
 def divergence(inputs: MetricInputs) -> list[MetricResult]:
-    """Mean over items of the mean over options of the mean over tokens; bootstrap over items.
+    """Mean over items of the mean over options of the mean over tokens.
 
-    Divergences are skewed: their interval is the studentised bootstrap's. A mean KL has one where `mean_is_trusted`.
+    A mean KL has an interval where no item is above the clip: that of the clipped mean (see `mean_kl`).
 
     Lettered options of one token share a context, so that the mean over them is one divergence per question.
     """
@@ -72,7 +72,7 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
         of_item = {key: inputs.distance(column)[rows] for key, column in ITEM_COLUMNS.items()}
         of_item[ACCEPTANCE] = 1.0 - inputs.distance("tv")[rows]
         groups = inputs.units(rows)
-        estimates = {key: Mean.of_scored(of_item[key], groups, skewed=key.unit == "nats") for key in divergence.keys}
+        estimates = {key: Mean.of_scored(of_item[key], groups) for key in divergence.keys}
         return estimates | {key: mean_kl(of_item[key], groups) for key in (KL, KL_REVERSE)}
 
     return by_subset(inputs, means, families=inputs.view.scored)
@@ -121,7 +121,7 @@ def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
 
     The tokens in both lists keep their mass; all others are one token. Merging never raises a divergence. Items are
     those that were asked with lists: of long options a sample, because lists cost a server more than the answers. The
-    interval is the studentised bootstrap's, where `mean_is_trusted`.
+    interval is that of `mean_kl`.
     """
     assert inputs.variant is not None and inputs.variant.option_bounds is not None  # `requires` has been checked
     bounds = inputs.variant.option_bounds

@@ -18,36 +18,16 @@ from mlflow_compress.records import MetricResult
 CLIP = 1.0
 """Nats at which the KL of an item is clipped."""
 
-TRUSTED_ITEMS = 200
-"""Fewest items whose mean KL has an interval."""
-
-TRUSTED_TOP_PCT = 2.5
-"""A mean KL has an interval only where the largest item, or group of items, holds less of the mean than this.
-
-Chosen by simulation on real samples of 200 items and more, whatever their largest item holds
-(`benchmarks/interval_coverage.py`): no interval is both trusted and too low in more than 2.9 % of the draws. With 5 %
-one is in 11 %, because a sample that missed the largest item looks harmless; with 3 % one is in 4.7 to 5.7 %.
-"""
-
-
-def mean_is_trusted(kl: Float, groups: Int | None, weights: Float | float = 1.0) -> bool:
-    """Return whether the interval of a mean KL holds what it promises, in either direction; none is given where not.
-
-    - `kl`: KL of the items, of shape (n,). Where every one is 0, nothing is known of the tail.
-    - `groups`: Code of each item's group, as groups are what the interval draws.
-    - `weights`: What each item stands for, where items were drawn.
-    """
-    sums = weights * np.maximum(kl, 0.0)  # rounding below 0 removed
-    if groups is not None and are_grouped(groups):
-        sums = group_sums(sums, groups)[0]
-    return len(kl) >= TRUSTED_ITEMS and sums.sum() > 0.0 and top_share_pct(sums, 1) < TRUSTED_TOP_PCT
-
 
 def mean_kl(values: Float, units: Units | Int | None) -> Mean:
-    """Return the mean of those KLs of items that are not NaN, with an interval where `mean_is_trusted`."""
-    mean = Mean.of_scored(values, units, skewed=True)
-    weights = 1.0 if mean.design is None else mean.design.weight
-    return replace(mean, trusted=mean_is_trusted(mean.values, mean.groups, weights))
+    """Return the mean of those KLs of items that are not NaN, with an interval where none is above the clip.
+
+    No sample says how large an item can be that is not in it, so that no interval of a mean without a bound holds what
+    it promises. This is that of the clipped mean, which the mean is here: it holds if no other item is above the clip
+    either, which `ABOVE_CLIP` bounds.
+    """
+    mean = Mean.of_scored(np.maximum(values, 0.0), units)  # rounding below 0 removed
+    return replace(mean, bounds=(0.0, CLIP), has_interval=bool((mean.values <= CLIP).all()))
 
 
 def top_share_pct(kl: Float, count: int) -> float:

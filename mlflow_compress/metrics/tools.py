@@ -12,6 +12,7 @@ from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDiffere
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import CALLS_TOOLS, GENERATIONS, ITEMS, OPTION_DISTANCES, VARIANT
+from mlflow_compress.metrics.kl_tail import mean_kl
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import Statistic, difference_of
 from mlflow_compress.records import Generations, MetricResult
@@ -286,11 +287,11 @@ def _at_first_token(inputs: MetricInputs, rows: Int, units: Int) -> dict[MetricK
     margins = [2.0 * np.exp(inputs.grid(who).loglik[rows, 0, 0]) - 1.0 for who in ("baseline", "variant")]
     change = np.where(margins[0] < 0, -1.0, 1.0) * (margins[1] - margins[0])
     estimates: dict[MetricKey, Estimate] = {
-        DECISION_KL: Mean.of_scored(inputs.distance("kl")[rows], units, skewed=True),
+        DECISION_KL: mean_kl(inputs.distance("kl")[rows], units),
         MARGIN_DELTA: Mean.of_scored(change, units),
     }
     if inputs.noise is not None and len(inputs.noise.option_distances or ()):
         floor = inputs.distance("kl", noise=True)[rows]
         sampled = np.isfinite(floor)
-        estimates[DECISION_KL_FLOOR] = Mean.of(floor[sampled], units[sampled], skewed=True)
+        estimates[DECISION_KL_FLOOR] = mean_kl(floor[sampled], units[sampled])
     return estimates

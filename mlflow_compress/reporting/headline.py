@@ -51,7 +51,8 @@ def separates(result: MetricResult, unchanged: float) -> Words | None:
 def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> Words:
     """Return whether a distance exceeds its noise floor, by the floor's paired test, or else by the intervals."""
     if result.value == unchanged:
-        counted = result.low is not None and result.low != result.high  # none in n items does not mean that none exists
+        # None in n items does not mean that none exists; a divergence of 0 is that of the same numbers.
+        counted = result.low is not None and result.low != result.high and key(result.name).unit != "nats"
         return _no(f"none in {result.n:,}" if counted else "exactly the same")
     if floor is not None and floor.p is not None:
         return Words("yes") if floor.p < SIGNIFICANT else _no("within the noise floor")
@@ -242,7 +243,7 @@ def footnotes(pooled: Pooled, *, floors: bool = True) -> list[str]:
     notes = []
     if kl_tail.shows_clipped(pooled):
         notes.append(
-            "The mean KL hangs on few items and has no interval: gates read the clipped KL and the items above it."
+            "The mean KL has no interval, as items are above the clip: gates read the clipped KL and those items."
         )
     unscored: dict[str, None] = {}
     for shown in headline_keys():

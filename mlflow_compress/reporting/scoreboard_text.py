@@ -33,7 +33,7 @@ _LEFT_OUT = (
     SIZE,
 )
 _CLIPPED = "c"
-_CLIPPED_MEANS = f"KL clipped at {CLIP:g} nat per item, as the mean KL hangs on few items; share of items above it"
+_CLIPPED_MEANS = f"KL clipped at {CLIP:g} nat per item, as some are above it; their share"
 _FEWEST_RANKED = 6  # variants whose order is worth a sentence: of fewer, chance alone orders them alike too often
 _PAPERS = (
     (FLIPS, KL),
@@ -57,7 +57,7 @@ def score_cell(row: scoreboard.ScoreRow, column: scoreboard.ScoreColumn, *, inte
 
 
 def score_text(row: scoreboard.ScoreRow, column: scoreboard.ScoreColumn, *, interval: bool) -> str:
-    """Return one value as text, with its interval if wanted: the clipped KL where the mean's cannot be trusted."""
+    """Return one value as text, with its interval if wanted: the clipped KL where the mean has none."""
     cell = row.cells[CLIPPED.name if column.key == KL and CLIPPED.name in row.cells else column.key]
     result = MetricResult(column.key, cell.value, cell.low, cell.high)
     return number_text(result, column.unit, difference=column.key == DELTA, interval=interval)
@@ -260,9 +260,7 @@ def scoreboard_text(board: scoreboard.Scoreboard) -> str:
 
 def _below(board: scoreboard.Scoreboard) -> list[str]:
     told = legend(board)
-    # That a mean KL hangs on one item is why it is clipped, which the legend says.
-    said = {"one_item"} if any(line.startswith(f"{_CLIPPED} ") for line in told) else set()
-    warnings = [f"Warning: {one.text.rstrip('.')}." for one in board.warnings if one.kind not in said]
+    warnings = [f"Warning: {one.text.rstrip('.')}." for one in board.warnings]
     return [line for block in (told, correlation_texts(board), warnings) if block for line in ("", *block)]
 
 

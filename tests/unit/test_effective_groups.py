@@ -26,6 +26,20 @@ def test_groups_count_as_so_many_of_one_size() -> None:
     assert intervals.design_effect(hits, groups).effect == pytest.approx(1 + (5 - 4 / 7) / 9 * (168 / 36 - 1))
 
 
+def test_rare_events_in_few_groups_do_not_show_that_items_of_a_group_are_alike() -> None:
+    """Two events in 40 groups of five: m = .01, e = .95 twice, so r is about -m; half the pairs of a third group."""
+    hits = np.zeros(200)
+    hits[[0, 5]] = 1.0
+    groups = np.repeat(np.arange(40), 5)
+    assert intervals.design_effect(hits, groups).effect == 1.0
+    assert intervals.design_effect(hits, groups, rare=True).effect == pytest.approx(1 + 4 / (2 * (2 + 1)), rel=0.01)
+    wide, narrow = (
+        Proportion(2, 200, effect=intervals.design_effect(hits, groups, rare=rare)).at(MetricSettings(), 1.0)[1]
+        for rare in (True, False)
+    )
+    assert wide[1] > narrow[1] and Proportion.of(hits == 1.0, groups).at(MetricSettings(), 1.0)[1] == wide
+
+
 def test_one_group_of_30_percent_leaves_no_interval() -> None:
     groups = np.repeat(np.arange(71), [30] + [1] * 70)
     rng = np.random.default_rng(0)

@@ -23,7 +23,7 @@ from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics import compute_all, headline, unmet
 from mlflow_compress.metrics.core.estimates import Mean, Resampled
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
-from mlflow_compress.metrics.kl_tail import mean_is_trusted, shows_clipped
+from mlflow_compress.metrics.kl_tail import mean_kl, shows_clipped
 from mlflow_compress.metrics.stats import bootstrap as boot
 from mlflow_compress.metrics.stats.intervals import (
     bounded_mean_interval,
@@ -362,9 +362,10 @@ def _slow(values, sizes, picks, level=0.95):
         t.append((a.sum() / b.sum() - r) / error(a, b))
     tail = (1 - level) / 2
     lowest, highest = np.quantile(t, [0.6 * tail, 1 - tail])
-    heaviest = np.argmax(values - r * sizes)
-    twice = np.append(values, values[heaviest]), np.append(sizes, sizes[heaviest])
-    return r - highest * error(values, sizes), twice[0].sum() / twice[1].sum() - lowest * error(*twice)
+    copies = [(b / size * a, b) for a, size in zip(values, sizes, strict=True) for b in [min(2 * size, sizes.max())]]
+    a, b = max(copies, key=lambda copy: copy[0] - r * copy[1])
+    more = np.append(values, a), np.append(sizes, b)
+    return r - highest * error(values, sizes), more[0].sum() / more[1].sum() - lowest * error(*more)
 
 
 @pytest.mark.parametrize("clusters", [False, True])
@@ -515,43 +516,44 @@ def test_no_share_of_nothing():
     same = metric_records.identical(FULL)
     assert unmet(same)["kl_concentration"] == "the KL of every item is 0: no item holds a share of it"
     found = headline(compute_all(same))
-    assert "distance/kl_share_top_item_pct" not in found and found["distance/kl_mean"].high is None
-    assert found["distance/kl_clipped_mean"].value == 0.0 < found["distance/kl_clipped_mean"].high
+    assert "distance/kl_share_top_item_pct" not in found and found["distance/kl_mean"].value == 0.0
+    assert 0.0 < found["distance/kl_mean"].high == found["distance/kl_clipped_mean"].high
 
 
 def _kl_result(name, value, high, n):
     return MetricResult(name=f"distance/{name}", value=value, low=0.0, high=high, n=n)
 
 
-@pytest.mark.parametrize("trusted", [True, False])
-def test_gates_are_given_the_bounded_values_always_and_the_mean_where_its_interval_can_be_trusted(trusted):
+@pytest.mark.parametrize("has_interval", [True, False])
+def test_gates_are_given_the_bounded_values_always_and_the_mean_where_it_has_an_interval(has_interval):
     results = (
-        _kl_result("kl_mean", 0.02, 0.03 if trusted else None, 300),
+        _kl_result("kl_mean", 0.02, 0.03 if has_interval else None, 300),
         _kl_result("kl_clipped_mean", 0.018, 0.04, 300),
         _kl_result("kl_above_clip_pct", 0.1, 0.5, 300),
         _kl_result("kl_items", 300.0, None, 300),
     )
     found = gate_values({r.name: r for r in results})
-    assert ("gate/kl_upper" in found) == trusted != shows_clipped({r.name: r for r in results})
-    mean = {"gate/kl_upper": 0.03} if trusted else {}
+    assert ("gate/kl_upper" in found) == has_interval != shows_clipped({r.name: r for r in results})
+    mean = {"gate/kl_upper": 0.03} if has_interval else {}
     bounded = {"gate/kl_clipped_upper": 0.04, "gate/kl_above_clip_pct_upper": 0.5}
     assert found == {**mean, **bounded, "gate/kl_items": 300}
 
 
-@pytest.mark.parametrize(
-    ("n", "top", "believed"), [(200, 2.4, True), (199, 2.4, False), (1000, 2.5, False), (5000, 20.0, False)]
-)
-def test_a_mean_is_trusted_by_its_items_and_the_largest_share(n, top, believed):
-    kl = np.full(n, (100.0 - top) / (n - 1))
-    kl[3] = top
-    assert mean_is_trusted(kl, np.arange(n)) == believed
-    if believed:  # two items of one group hold 2.4 + 97.6/199 = 2.89 %
-        assert not mean_is_trusted(kl, np.arange(n) // 2)
-        assert not mean_is_trusted(-kl, np.arange(n))  # rounding below 0: nothing is known of the tail
+@pytest.mark.parametrize("largest", [0.02, 1.0, 1.0001, 40.0])
+def test_a_mean_kl_has_the_clipped_mean_s_interval_where_no_item_is_above_the_clip(largest):
+    """An item that was not seen may have 1 nat, as the largest that was: 1 - .025^(1/300) is 1.2 % of the items."""
+    kl = np.r_[np.full(299, 0.02), largest]
+    value, interval = mean_kl(kl, np.arange(300)).at(MetricSettings(), 1.0)
+    assert value == kl.mean()
+    if largest > 1.0:
+        assert interval is None
+        return
+    assert interval == Mean(np.minimum(kl, 1.0), bounds=(0.0, 1.0)).at(MetricSettings(), 1.0)[1]
+    assert interval[0] < value and interval[1] > 0.02 + 0.98 * 0.012
 
 
-def test_each_direction_is_trusted_by_itself():
-    """Both means are from the same 220 items; of the reversed one an item holds a tenth, or of the other."""
+def test_each_direction_has_an_interval_by_itself():
+    """Both means are from the same 220 items; of one of them an item is above the clip."""
     whole = metric_records.inputs(110)
     for odd in ("kl", "kl_reverse"):
         table = whole.variant.option_distances
@@ -570,21 +572,18 @@ def test_gate_values_of_full_evidence():
     pooled = headline(compute_all(FULL))
     found = gate_values(pooled)
     assert set(found) == {
+        "gate/kl_upper",
         "gate/kl_clipped_upper",
         "gate/kl_above_clip_pct_upper",
         "gate/kl_items",
         "gate/flips_pct_upper",
         "gate/accuracy_drop_pct_upper",
-    }  # 120 items are too few for the mean's interval
+    }
     assert found["gate/kl_items"] == 120 == pooled["distance/kl_mean"].n
     assert found["gate/flips_pct_upper"] == pooled["distance/flips_pct"].high
 
 
-def test_item_and_corpus_kl_use_the_studentised_interval():
-    many = metric_records.inputs(110)
-    result = headline(compute_all(many))["distance/kl_mean"]
-    kl = many.distance("kl")[np.isin(many.view.family, ["lettered", "cloze"])]
-    assert (result.low, result.high) == boot.studentized_interval(kl)
+def test_corpus_kl_uses_the_studentised_interval():
     result = headline(compute_all(FULL))["distance/corpus_kl_mean"]
     kl = FULL.variant.token_distances.column("kl")
     sums = boot.cluster_sums(kl, np.repeat(np.arange(24), 25))

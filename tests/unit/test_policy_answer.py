@@ -74,13 +74,13 @@ SITUATIONS: dict[str, tuple[dict[str, object], float | None, Account, str]] = {
         Account(asked=1000, unscored={"x": 40}),
         "open: 4 % of the items have no score > 1 %",
     ),
-    "untrusted mean": (
+    "mean without an interval": (
         {**GOOD, "kl": (0.02, None, None), "clipped": (0.01, 0.0, 0.02), "above": (0.5, 0.1, 1.6)},
         2.0,
         SCORED,
         "open: needs more than 10 times as many items for items above the clip limit",
     ),
-    "untrusted mean that is too large": (
+    "mean without an interval that is too large": (
         {**GOOD, "kl": (0.2, None, None), "clipped": (0.09, 0.06, 0.12), "above": (0.5, 0.1, 0.9)},
         2.0,
         SCORED,

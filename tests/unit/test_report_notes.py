@@ -74,13 +74,13 @@ def test_the_kl_is_shown_with_what_the_gate_reads():
     assert rows["KL, items (nats)"].difference == "0.02 [0.01, 0.05]"
     assert rows["KL in largest item / 1 %"].difference == "18.4 % / 30.1 % of the mean"
     assert rows["KL per item, clipped (nats)"].difference == "0.015 [0.010, 0.020]"
-    # A mean that cannot be trusted has no interval.
+    # A mean has no interval where an item is above the clip.
     alone = replace(kl, low=None, high=None)
     rows = rows_of(alone, item, percent, clipped, above)
     assert rows["KL, items (nats)"].difference == "0.0200"
     assert rows["KL per item, clipped (nats)"].difference == "0.015 [0.010, 0.020]"
     assert rows["Items above the clip"].difference == "0.3 % [0.1, 1.9]"
-    sentence = "The mean KL hangs on few items and has no interval: gates read the clipped KL and the items above it."
+    sentence = "The mean KL has no interval, as items are above the clip: gates read the clipped KL and those items."
     assert sentence in " ".join(headline.footnotes(by_name(alone, item, clipped, above)))
     assert headline.footnotes(by_name(kl, item, clipped, above)) == []
     # Equal models have no tail to distrust; without the values that replace it nothing is claimed about a gate.

@@ -124,13 +124,13 @@ def test_what_is_missing_is_said_to_be_missing_and_why():
     )
 
 
-def test_a_mean_without_a_trusted_interval_is_replaced_by_the_clipped_one():
+def test_a_mean_without_an_interval_is_replaced_by_the_clipped_one():
     bounded = {"clipped": (0.015, 0.01, 0.02), "above": (0.33, 0.06, 1.9)}
     assert "; KL per item, clipped, 0.015 [0.010, 0.020]; 0.3 % [0.1, 1.9] of items above 1 nat; " in verdict(
         "x", pooled(kl=0.02, **bounded), size_ratio=2.0
     )
-    trusted = pooled(kl=(0.02, 0.01, 0.05), **bounded)
-    assert "; KL 0.02 [0.01, 0.05]; " in verdict("x", trusted, size_ratio=2.0)
+    whole = pooled(kl=(0.02, 0.01, 0.05), **bounded)
+    assert "; KL 0.02 [0.01, 0.05]; " in verdict("x", whole, size_ratio=2.0)
 
 
 def test_a_pruned_model_that_is_saved_dense_and_a_seed_that_was_given_are_said():

@@ -38,9 +38,11 @@ class Estimate(Protocol):
         """
 
 
-def _effect(values: Bool | Int, groups: Int | None) -> intervals.DesignEffect | None:
+def _effect(values: Bool | Int, groups: Int | None, *, rare: bool = False) -> intervals.DesignEffect | None:
     """Return the design effect of items in groups; None where every item is a group of its own."""
-    return intervals.design_effect(values, groups) if groups is not None and intervals.are_grouped(groups) else None
+    if groups is None or not intervals.are_grouped(groups):
+        return None
+    return intervals.design_effect(values, groups, rare=rare)
 
 
 def _apart(units: stratified.Units | Int | None) -> tuple[Int | None, stratified.Design | None]:
@@ -68,7 +70,7 @@ class Proportion:
         if design is not None and len(hits):
             mean = stratified.weighted_mean(hits, design, groups)
             return cls(mean.value * mean.n, mean.n, drawn=mean)
-        return cls(int(hits.sum()), len(hits), effect=_effect(hits, groups) if len(hits) else None)
+        return cls(int(hits.sum()), len(hits), effect=_effect(hits, groups, rare=True) if len(hits) else None)
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return ``count/n`` and its interval."""
@@ -152,7 +154,7 @@ class Mean:
     skewed: bool = False  # Whether the interval is the studentised bootstrap's, as for means of divergences
     groups: Int | None = None  # Code of each item's group; shape (n,)
     bounds: Interval | None = None  # Of every value; `of_subset` takes the key's. Not read where `skewed`
-    trusted: bool = True  # Whether their interval holds what it promises; else there is none
+    has_interval: bool = True
     design: stratified.Design | None = None  # Of items that were drawn
 
     @classmethod
@@ -176,7 +178,7 @@ class Mean:
         if self.design is not None:
             return self._of_drawn(self.design, settings)
         value, sizes, values = float(self.values.mean()), None, self.values
-        if not self.trusted:
+        if not self.has_interval:
             return value, None
         low, high = self.bounds or (0.0, 0.0)
         if self.bounds is not None and not self.skewed and np.isin(values, self.bounds).all():
@@ -194,7 +196,7 @@ class Mean:
 
     def _of_drawn(self, design: stratified.Design, settings: MetricSettings) -> tuple[float, Interval | None]:
         mean = stratified.weighted_mean(self.values, design, self.groups)
-        if not self.trusted or mean.n_groups < intervals.FEWEST_GROUPS:
+        if not self.has_interval or mean.n_groups < intervals.FEWEST_GROUPS:
             return mean.value, None
         if self.bounds is not None and not self.skewed:
             low, high = self.bounds
