@@ -205,7 +205,8 @@ def compress(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     bits
@@ -293,7 +294,8 @@ def diagnose(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     method
@@ -419,7 +421,8 @@ def evaluate(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     tasks
@@ -453,7 +456,7 @@ def evaluate(
         - trace_samples: tasks=traces: sampled answers per prompt [1]
         - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
           context [auto]
-        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+        - trace_temperature: tasks=traces: temperature; 1 samples the model's unmodified distribution [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
@@ -494,7 +497,7 @@ def evaluate(
           baseline's (auto | true | false) [auto]
         - concurrency: requests to a server of models at the same time [16]
         - timeout: seconds for one such request [120.0]
-        - max_retries: retries of such a request that failed for a reason that may pass [5]
+        - max_retries: retries of such a request after a failure that may be temporary [5]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
@@ -598,7 +601,8 @@ def gate(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     tasks
@@ -632,7 +636,7 @@ def gate(
         - trace_samples: tasks=traces: sampled answers per prompt [1]
         - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
           context [auto]
-        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+        - trace_temperature: tasks=traces: temperature; 1 samples the model's unmodified distribution [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
@@ -655,7 +659,7 @@ def gate(
           baseline's (auto | true | false) [auto]
         - concurrency: requests to a server of models at the same time [16]
         - timeout: seconds for one such request [120.0]
-        - max_retries: retries of such a request that failed for a reason that may pass [5]
+        - max_retries: retries of such a request after a failure that may be temporary [5]
     speed_args
         what is generated to measure speed: name=value,name=value
         - prompt_tokens: tokens of each prompt that is read; 'auto' is 256, or half of a shorter context [auto]
@@ -813,7 +817,8 @@ def judge(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     instructions
@@ -840,14 +845,14 @@ def judge(
     judge_args
         how judges are asked, and what that may cost: name=value,name=value
         - base_url: OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
-        - repeats: gradings per answer; from 2 on the judge's own noise is measured [1]
+        - repeats: times each answer is graded; 2 or more also measure the judge's own noise [1]
         - attempts: replies per judgment until one can be read; replies are kept, so a larger number goes on from
           there [3]
-        - max_unscored: largest share of judgments without a rating; above it the stage fails at its end, with all
-          kept [0.05]
+        - max_unscored: largest share of judgments without a rating; above it the stage fails, and all replies
+          stay on disk [0.05]
         - concurrency: calls to the judge at the same time [16]
         - timeout: seconds for one call to the judge [120.0]
-        - max_retries: retries of a call that failed for a reason that may pass [5]
+        - max_retries: retries of a call after a failure that may be temporary [5]
         - requests_per_minute: calls to the judge in a minute; 0 is no limit [0]
         - tokens_per_minute: tokens of prompts and longest replies in a minute; 0 is no limit [0]
         - prices: YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
@@ -886,7 +891,7 @@ def judge(
           baseline's (auto | true | false) [auto]
         - concurrency: requests to a server of models at the same time [16]
         - timeout: seconds for one such request [120.0]
-        - max_retries: retries of such a request that failed for a reason that may pass [5]
+        - max_retries: retries of such a request after a failure that may be temporary [5]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
@@ -962,7 +967,8 @@ def plan(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     tokenizer
@@ -1259,7 +1265,8 @@ def run(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     method
@@ -1316,7 +1323,7 @@ def run(
         - trace_samples: tasks=traces: sampled answers per prompt [1]
         - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
           context [auto]
-        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+        - trace_temperature: tasks=traces: temperature; 1 samples the model's unmodified distribution [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
@@ -1357,7 +1364,7 @@ def run(
           baseline's (auto | true | false) [auto]
         - concurrency: requests to a server of models at the same time [16]
         - timeout: seconds for one such request [120.0]
-        - max_retries: retries of such a request that failed for a reason that may pass [5]
+        - max_retries: retries of such a request after a failure that may be temporary [5]
     instructions
         mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
         mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
@@ -1382,14 +1389,14 @@ def run(
     judge_args
         how judges are asked, and what that may cost: name=value,name=value
         - base_url: OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
-        - repeats: gradings per answer; from 2 on the judge's own noise is measured [1]
+        - repeats: times each answer is graded; 2 or more also measure the judge's own noise [1]
         - attempts: replies per judgment until one can be read; replies are kept, so a larger number goes on from
           there [3]
-        - max_unscored: largest share of judgments without a rating; above it the stage fails at its end, with all
-          kept [0.05]
+        - max_unscored: largest share of judgments without a rating; above it the stage fails, and all replies
+          stay on disk [0.05]
         - concurrency: calls to the judge at the same time [16]
         - timeout: seconds for one call to the judge [120.0]
-        - max_retries: retries of a call that failed for a reason that may pass [5]
+        - max_retries: retries of a call after a failure that may be temporary [5]
         - requests_per_minute: calls to the judge in a minute; 0 is no limit [0]
         - tokens_per_minute: tokens of prompts and longest replies in a minute; 0 is no limit [0]
         - prices: YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]
@@ -1485,7 +1492,8 @@ def search(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     formats
@@ -1563,7 +1571,7 @@ def search(
         - trace_samples: tasks=traces: sampled answers per prompt [1]
         - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
           context [auto]
-        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+        - trace_temperature: tasks=traces: temperature; 1 samples the model's unmodified distribution [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
@@ -1757,7 +1765,8 @@ def speed(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     speed_args
@@ -1782,7 +1791,7 @@ def speed(
           baseline's (auto | true | false) [auto]
         - concurrency: requests to a server of models at the same time [16]
         - timeout: seconds for one such request [120.0]
-        - max_retries: retries of such a request that failed for a reason that may pass [5]
+        - max_retries: retries of such a request after a failure that may be temporary [5]
     experiment
         MLflow experiment of the runs; 'auto' is MLFLOW_EXPERIMENT_NAME, or else 'mlflow-compress' [auto]
     """
@@ -1859,7 +1868,8 @@ def sweep(
     max_memory
         device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free [none]
     seed
-        seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one [42]
+        seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default
+        [42]
     data_dir
         folder of data sets in hub layout, looked in before the hub [none]
     methods
@@ -1919,7 +1929,7 @@ def sweep(
         - trace_samples: tasks=traces: sampled answers per prompt [1]
         - trace_max_new_tokens: tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter
           context [auto]
-        - trace_temperature: tasks=traces: temperature; 1 draws from the distribution that KL is measured of [1.0]
+        - trace_temperature: tasks=traces: temperature; 1 samples the model's unmodified distribution [1.0]
     prompt_style
         prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F
         [auto]
@@ -1960,7 +1970,7 @@ def sweep(
           baseline's (auto | true | false) [auto]
         - concurrency: requests to a server of models at the same time [16]
         - timeout: seconds for one such request [120.0]
-        - max_retries: retries of such a request that failed for a reason that may pass [5]
+        - max_retries: retries of such a request after a failure that may be temporary [5]
     instructions
         mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or
         mlflow-traces:EXPERIMENT; 'auto' is the demo's, for the demo [auto]
@@ -1985,14 +1995,14 @@ def sweep(
     judge_args
         how judges are asked, and what that may cost: name=value,name=value
         - base_url: OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default [auto]
-        - repeats: gradings per answer; from 2 on the judge's own noise is measured [1]
+        - repeats: times each answer is graded; 2 or more also measure the judge's own noise [1]
         - attempts: replies per judgment until one can be read; replies are kept, so a larger number goes on from
           there [3]
-        - max_unscored: largest share of judgments without a rating; above it the stage fails at its end, with all
-          kept [0.05]
+        - max_unscored: largest share of judgments without a rating; above it the stage fails, and all replies
+          stay on disk [0.05]
         - concurrency: calls to the judge at the same time [16]
         - timeout: seconds for one call to the judge [120.0]
-        - max_retries: retries of a call that failed for a reason that may pass [5]
+        - max_retries: retries of a call after a failure that may be temporary [5]
         - requests_per_minute: calls to the judge in a minute; 0 is no limit [0]
         - tokens_per_minute: tokens of prompts and longest replies in a minute; 0 is no limit [0]
         - prices: YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost [none]

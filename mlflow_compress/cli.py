@@ -36,7 +36,7 @@ _ABOUT = """Compress a causal language model, measure how far each variant moved
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
 _EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
 
-CONFIG_HELP = "YAML file with more parameters, by the names of this command; what is given here goes before the file"
+CONFIG_HELP = "YAML file with more parameters of this command, by name; values on the command line override it"
 
 
 _NEW_OBJECTS = 10_000  # before garbage is looked for; by default 700, and then it takes a fifth of the imports' time

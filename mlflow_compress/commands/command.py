@@ -358,4 +358,4 @@ def store_of(store: StoreLike, config: Parameters | None = None) -> str | None:
 
 
 def silent(line: object) -> None:
-    """Tell nobody what happens."""
+    """Ignore what is told of the progress."""

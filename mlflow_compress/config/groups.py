@@ -65,7 +65,9 @@ class SourceConfig(Group):
         within=MODEL_ARGS,
     )
     seed: int = option(
-        SEED, "seed of shuffles, splits, samples, calibration and bootstrap; the verdict says another one", ge=0
+        SEED,
+        "seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default",
+        ge=0,
     )
     trust_remote_code: bool = option(
         False, "run code that a checkpoint brings along (off: such models are refused)", within=MODEL_ARGS
@@ -238,7 +240,7 @@ class TracesConfig(Group):
         within=TASK_ARGS,
     )
     trace_temperature: float = option(
-        1.0, "tasks=traces: temperature; 1 draws from the distribution that KL is measured of", gt=0, within=TASK_ARGS
+        1.0, "tasks=traces: temperature; 1 samples the model's unmodified distribution", gt=0, within=TASK_ARGS
     )
 
 
@@ -349,7 +351,7 @@ class JudgeModelConfig(Group):
         "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default", within=JUDGE_ARGS
     )
     judge_repeats: int = option(
-        1, "gradings per answer; from 2 on the judge's own noise is measured", ge=1, within=JUDGE_ARGS
+        1, "times each answer is graded; 2 or more also measure the judge's own noise", ge=1, within=JUDGE_ARGS
     )
     judge_attempts: int = option(
         3,
@@ -359,14 +361,14 @@ class JudgeModelConfig(Group):
     )
     judge_max_unscored: float = option(
         0.05,
-        "largest share of judgments without a rating; above it the stage fails at its end, with all kept",
+        "largest share of judgments without a rating; above it the stage fails, and all replies stay on disk",
         ge=0,
         within=JUDGE_ARGS,
     )
     judge_concurrency: int = option(16, "calls to the judge at the same time", ge=1, within=JUDGE_ARGS)
     judge_timeout: float = option(120.0, "seconds for one call to the judge", gt=0, within=JUDGE_ARGS)
     judge_max_retries: int = option(
-        5, "retries of a call that failed for a reason that may pass", ge=0, within=JUDGE_ARGS
+        5, "retries of a call after a failure that may be temporary", ge=0, within=JUDGE_ARGS
     )
     judge_requests_per_minute: int = option(0, "calls to the judge in a minute; 0 is no limit", ge=0, within=JUDGE_ARGS)
     judge_tokens_per_minute: int = option(
@@ -449,7 +451,7 @@ class ServedConfig(Group):
     )
     endpoint_timeout: float = option(120.0, "seconds for one such request", gt=0, within=ENDPOINT_ARGS)
     endpoint_max_retries: int = option(
-        5, "retries of such a request that failed for a reason that may pass", ge=0, within=ENDPOINT_ARGS
+        5, "retries of such a request after a failure that may be temporary", ge=0, within=ENDPOINT_ARGS
     )
 
 

@@ -242,7 +242,7 @@ class DivergenceGate:
         [above] = second.checks(metrics)
         needed = fewest_without_event(self.max_outliers_pct / 100.0)
         if not above.passed and not above.missing and n_items < needed < math.inf:
-            fix = f"even with none above it, at least {needed:,} items are needed: raise limit, or name more tasks"
+            fix = f"even with none above it, at least {needed:,} items are needed: give a larger limit, or more tasks"
             above = replace(above, reason=f"{above.reason} ({fix}; there are {n_items:,.0f})")
         # Clipping only lowers a mean: one that breaks the limit as it is does not pass without its largest values.
         mean = Gate(metric=KL, bound=self.max_kl, label="KL (mean)").checks(metrics)

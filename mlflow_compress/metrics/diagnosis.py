@@ -104,7 +104,7 @@ class GroupMove:
     share: float | None  # Of the sum of all groups' KL; None where that is 0
     top_changed: float  # Share of the tokens whose most probable token changes
     noise_kl: MetricResult | None = None  # The same of Gaussian noise of the same Frobenius norm on the same matrices
-    # KL over that of the noise. Above 1 the change points where it hurts; below 1 it is smaller than its size.
+    # KL over that of the noise. Above 1 the change does more damage than noise of its size, below 1 less.
     against_noise: MetricResult | None = None
     no_noise: str | None = None  # Why there is no such control; None where there is one
 

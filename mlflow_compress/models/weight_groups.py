@@ -356,7 +356,7 @@ def _require_version(baseline: Any, variant: Any, name: str, differences: Differ
     cosine = float((old * new).sum() / (old.norm() * new.norm()).clamp_min(1e-30))
     if cosine < _SAME_MATRIX:
         raise UnsupportedError(
-            f"{name} is no version of the baseline's matrix: it was rotated, or is another model's",
+            f"{name} cannot be compared with the baseline's matrix: it was rotated, or is another model's",
             allowed=f"a cosine of {_SAME_MATRIX} or more between both",
             got=f"{cosine:.3f}",
             fix=_FIX,

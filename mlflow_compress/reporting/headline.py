@@ -343,7 +343,7 @@ def for_users(pooled: Mapping[str, MetricResult]) -> str:
             changed.append(f"{declared.noticed} {text}")
         else:
             others.append(declared.noticed)
-    rest = f"no sure change in {', '.join(others)}" if others else ""
+    rest = f"no significant change in {', '.join(others)}" if others else ""
     return f"For users: {'; '.join(filter(None, [*changed, rest]))}."
 
 

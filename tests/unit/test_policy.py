@@ -236,7 +236,7 @@ def test_a_gate_that_too_few_items_cannot_pass_says_how_many_are_needed() -> Non
     one = candidate(**values, **{"distance/kl_clipped_mean": 0.001, "distance/kl_above_clip_pct": 0.0})
     assert (
         "items above the clip limit in % (upper end): 1.186 > 1, narrowly (even with none above it, at least 381 "
-        "items are needed: raise limit, or name more tasks; there are 320)"
+        "items are needed: give a larger limit, or more tasks; there are 320)"
     ) in reasons(Policy(), one)[1]
 
 

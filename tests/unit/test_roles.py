@@ -68,7 +68,7 @@ def test_a_promotion_waits_until_somebody_approves_it(tracker: Tracker, capsys: 
     [tenure] = mc.history(model="llama").tenures
     assert (tenure.by, tenure.version, tenure.variant, tenure.reason) == ("approve", "1", "first", "seen by eye")
     assert (tenure.approved_by, tenure.policy_sha256, tenure.receipt_sha256) == ("Ada", Policy().sha256, "e" * 64)
-    with pytest.raises(ConfigError, match=r"does not wait for an approval. Allowed: none waits. Got: '1'"):
+    with pytest.raises(ConfigError, match=r"does not wait for an approval. Allowed: no version waits. Got: '1'"):
         mc.approve(1, by="Ada", model="llama")
     assert stages(tracker).count("approve") == 1  # what is refused leaves no run
     # The next one waits while the first stays; the decision says who has the alias.

@@ -151,7 +151,7 @@ def find_or_evaluate(
 ) -> Baseline:
     """Return the stored baseline with this fingerprint, or evaluate it in a new run, after `before`.
 
-    The weights are out of memory again when this returns. The second run has another batch composition: its distance to
+    The model has been unloaded when this returns. The second run has another batch composition: its distance to
     the first run is the noise floor of every distance.
     """
     asked = _asked(model, suite, config)

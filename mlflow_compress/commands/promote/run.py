@@ -379,7 +379,9 @@ def run_approve(config: ApproveConfig, number: str, by: str) -> Approval:
     waiting = model_registry.waiting_versions(tracker, name)
     if number not in waiting:
         raise ConfigError(
-            f"This version of {name} does not wait for an approval", allowed=sorted(waiting) or "none waits", got=number
+            f"This version of {name} does not wait for an approval",
+            allowed=sorted(waiting) or "no version waits",
+            got=number,
         )
     version, alias = waiting[number]
     decided = tracker.client.get_run(version.tags[run_names.DECISION])

@@ -88,7 +88,7 @@ SERVED_METHOD = "endpoint"
 
 
 def compresses(method: str) -> bool:
-    """Return whether variants of a method are no controls; what a server has is none, as far as is known."""
+    """Return whether a method compresses; others are controls. A served model counts as compressed."""
     return method == SERVED_METHOD or METHODS.get(method).compresses
 
 

@@ -149,7 +149,7 @@ class VllmBody:
         """Do nothing: vLLM frees its cache itself."""
 
     def clear(self) -> None:
-        """Let go of everything that nobody has taken."""
+        """Release the tensors that nobody has read."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
