@@ -1510,9 +1510,6 @@ def search(
           that calibrates [none]
         - windows: windows of calibration_length tokens of that text [64]
         - rounds: with max_kl or repair: how many more checkpoints are tried, until one keeps to the limit [2]
-        - estimate: estimate costs first, and measure only what is chosen: 'fisher', by gradients and output
-          errors (none | fisher) [none]
-        - measured_swaps: with estimate: most swaps that are measured; 0: as many as are chosen [0]
     bits_per_weight
         most stored bits per weight of the linear layers; several, comma-separated, give a front [none]
     max_bytes

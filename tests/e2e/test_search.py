@@ -38,9 +38,7 @@ def command(texts: dict[str, str], **more: str) -> list[str]:
         "tasks": texts["tasks"],
         "search_args": f"text={texts['text']}",
     }
-    how = {
-        name: more.pop(name, default) for name, default in (("windows", "8"), ("estimate", ""), ("cache_tokens", ""))
-    }
+    how = {name: more.pop(name, default) for name, default in (("windows", "8"), ("cache_tokens", ""))}
     given = [f"--{name}={value}" for name, value in {**options, **more}.items()]
     return ["search", *given, *(f"--search_args={name}={value}" for name, value in how.items() if value)]
 
@@ -107,10 +105,10 @@ def test_the_chosen_checkpoint_keeps_to_its_budget_and_stands_beside_the_uniform
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llama_cpp") is None, reason="needs the extra 'llama-cpp'")
-def test_one_gguf_file_with_several_types_whose_costs_were_estimated_first(
+def test_one_gguf_file_with_several_types(
     tracker: Tracker, texts: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = {"formats": "gguf-k:3,gguf:8", "estimate": "fisher", "bits_per_weight": "5"}
+    more = {"formats": "gguf-k:3,gguf:8", "bits_per_weight": "5"}
     assert cli.main(command(texts, **more)) == 0
     [run] = searches(tracker)
     found = tracker.fetch_json(run.info.run_id, "search.json")
@@ -125,14 +123,9 @@ def test_one_gguf_file_with_several_types_whose_costs_were_estimated_first(
     source = resolve(str(demo.MODEL_DIR))
     weights = sum(rows * columns for rows, columns in source.linear.values())
     assert row["bits_per_weight"] == 8 * bytes_of_layers(read_headers(folder), source.linear) / weights <= 5
-    # What was chosen was measured, and the rest was not.
     costs = {(cost["group"], cost["format"]): cost for cost in found["costs"]}
     chosen = [costs[pair] for pair in found["recipes"][row["name"]].items()]
-    assert not any(cost["estimated"] for cost in chosen) and all(cost["kl_low"] is not None for cost in chosen)
-    swaps = sum(not cost["estimated"] for cost in costs.values())
-    assert found["estimate"]["swaps"] == swaps < found["estimate"]["possible"] == len(costs)
     assert row["predicted_kl"] == pytest.approx(sum(cost["kl"] for cost in chosen))
-    assert any(note.startswith("Costs are estimated (fisher)") for note in found["notes"])
 
 
 @pytest.mark.slow

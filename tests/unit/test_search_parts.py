@@ -143,7 +143,6 @@ def test_caches_are_groups_whose_formats_are_columns() -> None:
     ("given", "message"),
     [
         ({"bits_per_weight": "4"}, "bits_per_weight counts no cache. Allowed: max_bytes or max_kl"),
-        ({"max_kl": "0.1", "estimate": "fisher"}, "What a cache costs is not estimated"),
     ],
 )
 def test_what_does_not_go_with_caches_is_refused(given: dict[str, Any], message: str) -> None:

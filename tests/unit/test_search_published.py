@@ -16,7 +16,7 @@ from mlflow_compress.commands.search.choice import Choice
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Search
 from mlflow_compress.commands.search.run import Made, UnitKl, publish_search
-from mlflow_compress.decide.cost_table import Allocation, CostTable, Estimation, Limit
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.tracking.store import RunLink
 from tests.unit import test_cost_table
@@ -90,7 +90,7 @@ def made(name: str) -> Made:
     return Made(run_id=name, folder=name, name=name)
 
 
-def published(run: Run, tmp_path: Path, kind: str = "bits_per_weight", estimation: Estimation | None = None) -> Search:
+def published(run: Run, tmp_path: Path, kind: str = "bits_per_weight") -> Search:
     limit = Limit(kind=kind, value=3.5)  # type: ignore[arg-type]
     tracker: Any = SimpleNamespace(
         uri=f"sqlite:///{tmp_path}/mlflow.db", link=lambda run_id: RunLink(run_id=run_id, store="s")
@@ -102,7 +102,6 @@ def published(run: Run, tmp_path: Path, kind: str = "bits_per_weight", estimatio
         run,  # type: ignore[arg-type]
         SearchConfig(tasks="/texts/b.txt"),
         table=TABLE,
-        estimation=estimation,
         uniform={"x:3": made("x3"), "x:4": made("x4")},
         chosen={limit: (choice((1, 0), 1000, 0.3), made("mine"))},
         costs=costs,
@@ -128,7 +127,7 @@ def test_rows_costs_and_differences(run: Run, tmp_path: Path) -> None:
     assert run.values["search/closer_than_mix"] == 1 and run.values["search/farther_than_mix"] == 0
     assert run.values["search/largest_prediction_error_pct"] == pytest.approx(0.0, abs=1e-6)
     assert set(run.files) == {"search.json", "search.csv", "costs.csv", "search.md", "figures"}
-    assert run.files["costs.csv"].splitlines()[0] == "group,format,size_bytes,kl,kl_low,kl_high,estimated,estimate"
+    assert run.files["costs.csv"].splitlines()[0] == "group,format,size_bytes,kl,kl_low,kl_high"
     assert run.files["search.json"]["variants"][1]["against_mix"] == "closer"
     assert run.note.startswith("**1 variant of mixed precision; 1 of 1 closer")
     assert len(found.to_pandas()) == 3
@@ -146,22 +145,3 @@ def test_other_texts_are_refused(run: Run, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(publishing, "unit_kl", one_key)
     with pytest.raises(AlignmentError, match="same texts"):
         published(run, tmp_path)
-
-
-def test_what_was_estimated_is_told_and_has_no_interval(run: Run, tmp_path: Path) -> None:
-    measured = np.array([[True, True], [True, False]])
-    estimation = Estimation(
-        estimates=np.array([[0.06, 0.02], [0.05, 0.01]]),
-        measured=measured,
-        possible=4,
-        rank_correlation=0.5,
-    )
-    found = published(run, tmp_path, estimation=estimation)
-    assert [cost.estimated for cost in found.costs] == [False, False, False, True]
-    assert [cost.estimate for cost in found.costs] == [0.06, 0.02, 0.05, 0.01]
-    assert [cost.kl_low is None for cost in found.costs] == [False, False, False, True]
-    told = "Costs are estimated (fisher); 3 of 4 swaps were measured, with a rank correlation of 0.50"
-    assert any(note.startswith(told) for note in found.notes)
-    assert run.values["search/measured_swaps"] == 3 and run.files["search.json"]["estimate"]["possible"] == 4
-    plain = published(run, tmp_path)
-    assert plain.estimate is None and not any("estimated" in note for note in plain.notes)

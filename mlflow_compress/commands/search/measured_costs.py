@@ -1,23 +1,19 @@
-"""What formats cost in each group of layers: measured in the baseline, one group at a time, or estimated."""
+"""What formats cost in each group of layers, measured in the baseline one group at a time."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
 from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.compression import calibration_tokens
-from mlflow_compress.decide.cost_table import fisher_cost
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.metrics.stats.arrays import Float
@@ -189,79 +185,3 @@ def joined_distances(groups: Sequence[WeightGroup], other: WeightGroup) -> list[
     prefix = first.name.removesuffix(first.kind)
     whole = WeightGroup(f"{prefix}{kinds}", kinds, first.layer, modules)
     return [whole if group is first else group for group in groups if group is first or group not in same]
-
-
-Calls = dict[str, list[tuple[torch.Tensor, torch.Tensor]]]  # by layer, inputs and outputs
-
-
-def estimates(costs: SwapCosts, folders: Mapping[str, str | None]) -> Float:
-    """Return the estimate of every format in every group, shape (n_groups, n_formats); 0 for layers that stay.
-
-    One variant is in memory at a time, beside the baseline. Each format needs a pass forward and a pass backward of the
-    baseline, and the variant's layers on the baseline's inputs.
-    """
-    baseline = costs.open(None).model
-    for group in costs.groups:
-        if others := [name for name in group.modules if not isinstance(baseline.get_submodule(name), torch.nn.Linear)]:
-            raise UnsupportedError(
-                f"Costs of group {group.name} cannot be estimated: it holds other modules than linear layers",
-                got=others[0],
-                fix="Give estimate=none",
-            )
-    columns: list[Float] = []
-    for folder in folders.values():
-        if folder is None:
-            columns.append(np.zeros(len(costs.groups)))
-            continue
-        variant = costs.open(folder).model
-        seed = costs.config.source.seed
-        columns.append(fisher_costs(baseline, variant, costs.groups, costs.text.windows, seed))
-    return np.stack(columns, axis=1)
-
-
-def fisher_costs(baseline: Any, variant: Any, groups: Sequence[WeightGroup], windows: Windows, seed: int) -> Float:
-    """Return the estimated KL of each group per scored token, shape (n_groups,)."""
-    layers = [name for group in groups for name in group.modules]
-    n_scored = sum(map(len, windows.scored))
-    total = dict.fromkeys(layers, 0.0)
-    device = baseline.get_input_embeddings().weight.device
-    generator = torch.Generator().manual_seed(seed)
-    for ids, scored in zip(windows.ids, windows.scored, strict=True):
-        with torch.enable_grad(), _noted(baseline, layers) as calls:
-            logits = baseline(input_ids=torch.from_numpy(ids.astype(np.int64))[None].to(device), use_cache=False).logits
-            rows = torch.log_softmax(logits[0, torch.from_numpy(scored - 1).to(logits.device)].float(), dim=-1)
-            drawn = torch.multinomial(rows.detach().exp().cpu(), 1, generator=generator).to(rows.device)
-            outputs = [output for layer in layers for _, output in calls[layer]]
-            gradients = iter(torch.autograd.grad(rows.gather(1, drawn).sum(), outputs))
-        with torch.inference_mode():
-            for layer in layers:
-                module = variant.get_submodule(layer)
-                for inputs, output in calls[layer]:
-                    errors = module(inputs) - output.detach()
-                    g, e = (x.flatten(0, -2).float().cpu().numpy() for x in (next(gradients), errors))
-                    total[layer] += fisher_cost(g, e, n_scored)
-    return np.array([sum(total[name] for name in group.modules) for group in groups])
-
-
-@contextmanager
-def _noted(model: Any, layers: Sequence[str]) -> Iterator[Calls]:
-    """Within this block the layers' inputs and outputs are noted, and gradients reach the outputs.
-
-    Only outputs get gradients: the embeddings' output is where the graph begins, and weights are no part of it.
-    """
-    calls: Calls = {name: [] for name in layers}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    with ExitStack() as undo:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-            undo.callback(parameter.requires_grad_, True)
-        embeddings = model.get_input_embeddings()
-        hook = embeddings.register_forward_hook(lambda _module, _given, output: output.requires_grad_(True))
-        undo.callback(hook.remove)
-        for name in layers:
-
-            def note(_module: Any, inputs: Any, output: torch.Tensor, name: str = name) -> None:
-                calls[name].append((inputs[0].detach(), output))
-
-            undo.callback(model.get_submodule(name).register_forward_hook(note).remove)
-        yield calls

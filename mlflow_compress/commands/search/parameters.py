@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator
 
@@ -99,14 +99,6 @@ class SearchSpaceConfig(Group):
         ge=0,
         within=SEARCH_ARGS,
     )
-    estimate: Literal["none", "fisher"] = option(
-        "none",
-        "estimate costs first, and measure only what is chosen: 'fisher', by gradients and output errors",
-        within=SEARCH_ARGS,
-    )
-    measured_swaps: int = option(
-        0, "with estimate: most swaps that are measured; 0: as many as are chosen", ge=0, within=SEARCH_ARGS
-    )
     group_size: str = like(CompressionConfig, "group_size")
     calibration: str = like(CompressionConfig, "calibration")
     calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
@@ -151,8 +143,6 @@ class SearchConfig(Parameters):
             raise ConfigError(
                 "bits_per_weight counts no cache", allowed="max_bytes or max_kl with cache_formats", got=kinds[0]
             )
-        if self.space.cache_formats is not None and self.space.estimate != "none":
-            raise ConfigError("What a cache costs is not estimated", got=self.space.estimate, fix="Give estimate=none")
         return kinds[0]
 
     @property

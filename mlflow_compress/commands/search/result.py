@@ -71,31 +71,10 @@ class GroupCost:
     group: str
     format: str
     size_bytes: int  # Stored bytes of the group
-    # KL on the search's text in nats, with its interval over windows; without one where it was not measured
+    # KL on the search's text in nats, with its interval; None where there are too few windows for one
     kl: float
     kl_low: float | None
     kl_high: float | None
-    # Whether it was not measured: it is the estimate, times what the group's measured formats cost over theirs
-    estimated: bool = False
-    estimate: float | None = None  # What was estimated before any measurement, in nats; None without estimates
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostEstimate:
-    """How costs were estimated, and how much of it was measured."""
-
-    # Swaps that were measured, of how many
-    swaps: int
-    possible: int
-    # Spearman's, of estimate and measured cost, over those that were measured; None for too few
-    rank_correlation: float | None
-
-    @property
-    def note(self) -> str:
-        told = f"Costs are estimated (fisher); {self.swaps} of {self.possible} swaps were measured"
-        if self.rank_correlation is None:
-            return told
-        return f"{told}, with a rank correlation of {self.rank_correlation:.2f} between estimate and measured cost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +87,6 @@ class Search(Tabular):
     formats: tuple[str, ...]
     groups: tuple[str, ...]
     costs: tuple[GroupCost, ...]  # Of every group in every format
-    estimate: CostEstimate | None  # How costs were estimated; None where all were measured
     recipes: Mapping[str, Mapping[str, str]]  # The format of each group, by searched variant
     cache_tokens: int | None = None  # Tokens in that cache, whose bytes the limit counts; None without cache formats
     # What the costs were measured on, and what the variants were evaluated on
@@ -126,7 +104,7 @@ class Search(Tabular):
         if self.cache_tokens is not None:
             told.append(f"Cache: keys and values of {self.cache_tokens:,} tokens. Limits count it with the weights")
             told.append(CACHE_IGNORED)
-        return [*told, self.estimate.note] if self.estimate is not None else told
+        return told
 
     @property
     def summary(self) -> str:

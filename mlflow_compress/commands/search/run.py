@@ -30,12 +30,11 @@ from mlflow_compress.commands.search.choice import (
 from mlflow_compress.commands.search.measured_costs import (
     SwapCosts,
     cache_groups,
-    estimates,
     format_groups,
     read_search_text,
 )
 from mlflow_compress.commands.search.parameters import SearchConfig
-from mlflow_compress.commands.search.result import CostEstimate, GroupCost, Search, SearchedVariant
+from mlflow_compress.commands.search.result import GroupCost, Search, SearchedVariant
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, unfinished_until_ended
 from mlflow_compress.commands.shared.inputs import folder_or_hub, model_label, model_path, read_manifest, suite_of
 from mlflow_compress.commands.sweep.make_variant import parent_run
@@ -47,15 +46,7 @@ from mlflow_compress.compression.mixed_recipe import KEPT
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import EMBEDDED, Policy, as_text
 from mlflow_compress.config.declarations import AUTO
-from mlflow_compress.decide.cost_table import (
-    Allocation,
-    CostTable,
-    Estimation,
-    Limit,
-    StoredSizes,
-    estimated_table,
-    linear_mix,
-)
+from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit, StoredSizes, linear_mix
 from mlflow_compress.decide.separation import item_scores
 from mlflow_compress.errors import (
     AlignmentError,
@@ -138,7 +129,6 @@ def publish_search(
     config: SearchConfig,
     *,
     table: CostTable,
-    estimation: Estimation | None,
     uniform: Mapping[str, Made],
     chosen: Mapping[Limit, tuple[Choice, Made]],
     costs: SwapCosts,
@@ -163,17 +153,12 @@ def publish_search(
     rows.sort(key=lambda row: (row.bits_per_weight, row.cache_bytes or 0, row.name))
     tasks = EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks
     tasks = ", ".join(Path(part).name for part in task_parts(tasks))
-    estimate = None
-    if estimation is not None:
-        swaps, rank_correlation = int(estimation.measured.sum()), estimation.rank_correlation
-        estimate = CostEstimate(swaps=swaps, possible=estimation.possible, rank_correlation=rank_correlation)
     result = Search(
         baseline=model_label(config.source.model),
         variants=tuple(rows),
         formats=table.sizes.formats,
         groups=table.sizes.groups,
-        costs=tuple(_group_costs(table, estimation)),
-        estimate=estimate,
+        costs=tuple(_group_costs(table)),
         recipes={made.name: table.sizes.chosen(choice.allocation.choice) for choice, made in chosen.values()},
         cache_tokens=int(config.space.cache_tokens) if table.sizes.cache else None,
         search_text=f"{len(table.start)} windows of {length} tokens of {name}",
@@ -229,15 +214,14 @@ def _searched(
     )
 
 
-def _group_costs(table: CostTable, estimation: Estimation | None) -> Iterator[GroupCost]:
-    """Iterate over the costs in the baseline, each with its interval over the windows where it was measured."""
+def _group_costs(table: CostTable) -> Iterator[GroupCost]:
+    """Iterate over the costs in the baseline, each with its interval over the windows."""
     for i, group in enumerate(table.sizes.groups):
         for j, name in enumerate(table.sizes.formats):
             if not table.sizes.layers[i, j]:
                 continue
             kl = table.added[i, j]
-            estimated = estimation is not None and name != KEPT and not estimation.measured[i, j]
-            interval = None if estimated else studentized_interval(kl)
+            interval = studentized_interval(kl)
             yield GroupCost(
                 group=group,
                 format=name,
@@ -245,8 +229,6 @@ def _group_costs(table: CostTable, estimation: Estimation | None) -> Iterator[Gr
                 kl=float(kl.mean()),
                 kl_low=None if interval is None else interval.low,
                 kl_high=None if interval is None else interval.high,
-                estimated=estimated,
-                estimate=None if estimation is None else float(estimation.estimates[i, j]),
             )
 
 
@@ -274,7 +256,6 @@ def _log(tracker: Tracker, run: TrackedRun, result: Search) -> None:
             "search/closer_than_mix": against.count("closer"),
             "search/farther_than_mix": against.count("farther"),
             **({"search/largest_prediction_error_pct": 100 * max(errors)} if errors else {}),
-            **({"search/measured_swaps": result.estimate.swaps} if result.estimate is not None else {}),
         }
     )
     run.set_tags({run_names.VERDICT: result.summary})
@@ -308,7 +289,6 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
                 "variants": sorted(variant.key for variant in prepared.variants),
                 "limits": [[limit.kind, limit.value] for limit in limits],
                 "search": [text.sha256, may_keep, config.space.search_rounds],
-                "estimate": [config.space.estimate, config.space.measured_swaps],
                 **({"caches": caches} if caches else {}),
             }
         )
@@ -402,7 +382,7 @@ class _Search:
         for limit in limits:
             if limit.kind != "max_kl":
                 limit.layer_bytes(sizes)
-        table, estimation = self._table(limits, sizes)
+        table = self._table(sizes)
         chosen = {}
         for limit in limits:
             choice = chosen[limit] = choose_formats(
@@ -425,42 +405,20 @@ class _Search:
             self.run,
             self.config,
             table=table,
-            estimation=estimation,
             uniform=self.uniform,
             chosen={limit: (choice, made[choice.variant.name]) for limit, choice in chosen.items()},
             costs=self.costs,
         )
 
-    def _table(self, limits: Sequence[Limit], sizes: StoredSizes) -> tuple[CostTable, Estimation | None]:
-        space, what = self.config.space, f"{len(self.formats)} formats in {len(sizes.groups)} groups"
-        if space.estimate == "none":
-            self.say(f"[search] measures {what}")
-            n_groups, n_windows = len(self.costs.groups), len(self.costs.text.windows.ids)
-            added = np.zeros((len(sizes.groups), len(sizes.formats), n_windows))
-            for column, option in enumerate([*self.folders.values(), *self.caches.values()]):
-                if option is not None:
-                    rows = slice(n_groups) if isinstance(option, str) else slice(n_groups, None)
-                    added[rows, column] = self.costs.alone(option)
-            return CostTable(sizes=sizes, start=np.zeros(n_windows), added=added), None
-        self.say(f"[search] estimates {what}, and measures what is chosen")
-        paths = list(self.folders.values())
-
-        def measure(column: int, groups: Sequence[int]) -> Float:
-            folder = paths[column]
-            assert folder is not None  # `known`
-            return self.costs.alone(folder, groups)
-
-        table, estimation = estimated_table(
-            estimates(self.costs, self.folders),
-            limits,
-            sizes,
-            measure,
-            n_windows=len(self.costs.text.windows.ids),
-            known=[column for column, folder in enumerate(paths) if folder is None],
-            most=space.measured_swaps,
-        )
-        self.say(f"[search] measured {estimation.measured.sum()} of {estimation.possible} swaps")
-        return table, estimation
+    def _table(self, sizes: StoredSizes) -> CostTable:
+        self.say(f"[search] measures {len(self.formats)} formats in {len(sizes.groups)} groups")
+        n_groups, n_windows = len(self.costs.groups), len(self.costs.text.windows.ids)
+        added = np.zeros((*sizes.layers.shape, n_windows))
+        for column, option in enumerate([*self.folders.values(), *self.caches.values()]):
+            if option is not None:
+                rows = slice(n_groups) if isinstance(option, str) else slice(n_groups, None)
+                added[rows, column] = self.costs.alone(option)
+        return CostTable(sizes=sizes, start=np.zeros(n_windows), added=added)
 
     def _uniform_kl(self, name: str) -> Float:
         folder = self.folders[name]
