@@ -1,23 +1,19 @@
-"""The parts of a repair that need no model: which mixture is tried next, what layers are raised to, how it is told."""
+"""The parts of a repair that need no model: what layers are raised to, and how it is told."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from mlflow_compress import demo
 from mlflow_compress.commands.search import repair as repair_module
 from mlflow_compress.commands.search.command import search
 from mlflow_compress.commands.search.parameters import SearchConfig
-from mlflow_compress.commands.search.repair import Refused, next_choice, raised_recipe, require_repairable, wanted_kl
+from mlflow_compress.commands.search.repair import Refused, raised_recipe, require_repairable
 from mlflow_compress.commands.search.result import Repair, RepairTrial
 from mlflow_compress.compression.method import CalibratedConfig, method_config
 from mlflow_compress.compression.mixed_recipe import MixedRecipe
-from mlflow_compress.config.policy import KlBounds, MetricGate, Policy
-from mlflow_compress.decide.cost_table import CostTable, StoredSizes
-from mlflow_compress.decide.promotion import gates_of
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.gguf_file import StoredTensor
 from mlflow_compress.models.source_model import resolve
@@ -25,72 +21,6 @@ from mlflow_compress.tracking.store import RunLink
 
 SOURCE = resolve(str(demo.MODEL_DIR))
 LAYERS = [[name] for name in SOURCE.linear]
-
-
-def policy_gates(**at_most: float) -> Any:
-    gates = tuple(
-        MetricGate(metric=f"distance/{name}", at_most=bound, bound="value") for name, bound in at_most.items()
-    )
-    return gates_of(Policy(kl=None, gates=gates, margins=())).gates
-
-
-def test_the_wanted_kl_is_where_the_first_gate_is_kept() -> None:
-    """Square roots of the KL: 0.4 and 0.1. Flips 12 and 2 of at most 5: share 0.3, root 0.19. The other: 0.5, 0.25."""
-    failing, passing = (
-        {"distance/flips_pct": 12.0, "distance/c2w_pct": 6.0},
-        {
-            "distance/flips_pct": 2.0,
-            "distance/c2w_pct": 0.0,
-        },
-    )
-    gates = policy_gates(flips_pct=5.0, c2w_pct=3.0)
-    assert wanted_kl((failing, 0.16), (passing, 0.01), gates) == pytest.approx(0.19**2)
-    assert wanted_kl((failing, 0.16), (passing, 0.01), gates[1:]) == pytest.approx(0.25**2)
-
-
-def test_gates_that_do_not_tell_want_no_kl() -> None:
-    """Both sides keep it, both break it, or one side lacks it."""
-    gates = policy_gates(flips_pct=5.0)
-    flips = "distance/flips_pct"
-    for failing, passing in (
-        ({flips: 4.0}, {flips: 2.0}),
-        ({flips: 9.0}, {flips: 7.0}),
-        ({flips: 9.0}, {}),
-        ({flips: 5.0}, {flips: 5.0}),
-    ):
-        assert wanted_kl((failing, 0.16), (passing, 0.01), gates) is None
-    kl = gates_of(Policy(kl=KlBounds(max_kl=0.05), gates=(), margins=())).gates
-    sides = {"gate/kl_clipped_upper": 0.09}, {"gate/kl_clipped_upper": 0.01}
-    assert wanted_kl((sides[0], 0.09), (sides[1], 0.01), kl) == pytest.approx(0.2**2)  # halfway from 0.1 to 0.3
-
-
-def prices(*added: tuple[float, float], sizes: tuple[tuple[int, int], ...]) -> CostTable:
-    """Return the prices of two formats in each group, within a variant whose KL is 0.1."""
-    layers = np.array(sizes)
-    names = tuple(f"g{number}" for number in range(len(added)))
-    stored = StoredSizes(groups=names, formats=("as it was", "at 8 bits"), layers=layers, base=999, rest=0, weights=1)
-    start = np.full(2, 0.1)
-    return CostTable(sizes=stored, start=start, added=np.repeat(np.array(added)[:, :, None], 2, axis=2))
-
-
-def test_the_next_mixture_has_the_fewest_bytes_within_the_wanted_kl() -> None:
-    """Within 0.05: the first group alone (0.1 - 0.06), for 10 bytes more, and not the other two, for 20."""
-    table = prices((0, -0.06), (0, -0.03), (0, -0.03), sizes=((10, 20),) * 3)
-    found = next_choice(table, above=30, below=60, wanted=0.05)
-    assert found is not None and found.choice == (1, 0, 0) and found.n_bytes == 40
-    # The second group, a cache, has no second format: its 0 there is no price, so 0.05 is out of reach (0.1 - 0.04).
-    table = prices((0, -0.04), (0, -0.03), sizes=((10, 20), (10, 0)))
-    found = next_choice(table, above=20, below=60, wanted=0.05)
-    assert found is not None and found.choice == (1, 0) and found.n_bytes == 30
-
-
-@pytest.mark.parametrize("wanted", [None, 0.2, 0.0, -1.0])
-def test_without_a_wanted_kl_that_is_in_reach_it_is_the_closest_one_in_the_middle(wanted: float | None) -> None:
-    """The middle of 30 and 60 is 45: one group, the one that gains most. A KL of 0.2 is had with no byte more."""
-    table = prices((0, -0.01), (0, -0.03), (0, -0.02), sizes=((10, 20),) * 3)
-    found = next_choice(table, above=30, below=60, wanted=wanted)
-    assert found is not None and found.choice == (0, 1, 0)
-    assert next_choice(table, above=30, below=40, wanted=wanted) is None  # nothing is between
 
 
 def refused(method: str, recipe: MixedRecipe | None = None, **settings: Any) -> Refused:
@@ -222,7 +152,7 @@ def trial(name: str, role: Any, size: int, *failed: str) -> RepairTrial:
 def repair(*trials: RepairTrial, **more: Any) -> Repair:
     common: dict[str, Any] = {"model": "demo", "repaired_run": "a", "policy": None, "policy_sha256": "0"}
     link = RunLink(run_id="r", store="s")
-    values = {"passed": False, "reasons": ("KL: 0.09 > 0.05",), "raised_to": "8 bits", **more}
+    values = {"passed": False, "reasons": ("KL: 0.09 > 0.05",), **more}
     return Repair(name="rtn-3bit", baseline="demo", run=link, trials=trials, **common, **values)
 
 
@@ -261,10 +191,8 @@ def test_a_repair_tells_what_a_cache_costs() -> None:
     groups = replace(after, raised=2, raised_caches=3, size_bytes=1200, extra_bytes=300)
     assert "2 groups of layers and the caches of 3 layers with more bits" in repair(before, groups, largest).summary
     fails = replace(largest, passed=False, failed=("no",))
-    assert repair(before, fails, cache_tokens=1024).summary.endswith(
-        "not even rtn-8bit passes, all layers at 8 bits, with caches as in the baseline: no"
-    )
-    assert repair(before).summary.endswith("nothing lies between it and the baseline: KL: 0.09 > 0.05")
+    assert repair(before, fails).summary.endswith("not even rtn-8bit passes, the largest mixture: no")
+    assert repair(before).summary.endswith("nothing is larger: KL: 0.09 > 0.05")
 
 
 def test_a_repair_that_finds_nothing_says_why_and_exits_with_3() -> None:
@@ -274,7 +202,7 @@ def test_a_repair_that_finds_nothing_says_why_and_exits_with_3() -> None:
     )
     found = repair(before, all_at_8)
     assert found.exit_code == 3 and found.extra_bytes is None
-    assert found.summary == ("rtn-3bit cannot be repaired: not even rtn-8bit passes, all layers at 8 bits: speed: no")
+    assert found.summary == "rtn-3bit cannot be repaired: not even rtn-8bit passes, the largest mixture: speed: no"
     assert "promote" not in found.as_text()
     as_it_is = repair(passed=True)
     assert as_it_is.exit_code == 0 and as_it_is.summary == "rtn-3bit passes the policy as it is: nothing was made"

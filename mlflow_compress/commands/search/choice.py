@@ -239,7 +239,7 @@ def choose_formats(
     # The uniform variants have their caches as in the baseline.
     simple = made(plain) if table.sizes.cache else None
     kl = uniform(table.sizes.formats[plain.choice[0]]) if simple is None else simple.kl
-    return mixed if is_surely_closer(mixed.kl, kl) else simple or made(plain)
+    return mixed if _is_surely_closer(mixed.kl, kl) else simple or made(plain)
 
 
 def _within(limit: Limit, table: CostTable, first: Choice, made: Callable[[Allocation], Choice], rounds: int) -> Choice:
@@ -255,7 +255,7 @@ def _within(limit: Limit, table: CostTable, first: Choice, made: Callable[[Alloc
     return min(tried, key=lambda one: one.high)
 
 
-def is_surely_closer(kl: Float, other: Float) -> bool:
+def _is_surely_closer(kl: Float, other: Float) -> bool:
     """Return whether a KL is below another one, paired by window; by the mean alone where there is no interval."""
     difference = paired_mean(kl - other)
     interval = None if difference is None else difference.interval

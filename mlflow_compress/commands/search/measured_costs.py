@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.get_or_create import digest
 from mlflow_compress.commands.shared.inputs import model_path
 from mlflow_compress.compression import calibration_tokens
+from mlflow_compress.decide.cost_table import CostTable, StoredSizes
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.sources.calibration_sets import load_calibration
 from mlflow_compress.metrics.stats.arrays import Float
@@ -101,6 +102,29 @@ class SwapCosts:
         swaps = [self._swap(group, model, baseline) for group in groups]
         distances = self._measured(kind, swaps, [model], baseline=baseline)
         return np.stack([self._windows(distances, group.name) for group in groups])
+
+    def table(
+        self,
+        sizes: StoredSizes,
+        folders: Mapping[str, str | None],
+        caches: Sequence[Mapping[str, QuantizedCache | None]],
+    ) -> CostTable:
+        """Return the KL of every group in each format.
+
+        `folders` are the formats' checkpoints; `caches` what the cache of each group can be. None is the baseline.
+        """
+        n_groups, n_windows = len(self.groups), len(self.text.windows.ids)
+        added = np.zeros((*sizes.layers.shape, n_windows))
+        for column, name in enumerate(sizes.formats):
+            if (folder := folders.get(name)) is not None and n_groups:
+                added[:n_groups, column] = self.alone(folder)
+            rounded: dict[QuantizedCache, list[int]] = {}
+            for number, options in enumerate(caches):
+                if (cache := options.get(name)) is not None:
+                    rounded.setdefault(cache, []).append(number)
+            for cache, numbers in rounded.items():
+                added[[n_groups + number for number in numbers], column] = self.alone(cache, numbers)
+        return CostTable(sizes=sizes, start=np.zeros(n_windows), added=added)
 
     def _swap(self, group: WeightGroup, option: LoadedModel | QuantizedCache, baseline: LoadedModel) -> Swap:
         if isinstance(option, LoadedModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,8 +46,8 @@ from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import as_text, parse
 from mlflow_compress.config.declarations import AUTO
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
-from mlflow_compress.decide.cost_table import Allocation, CostTable, StoredSizes, closest_within, least, smallest_within
-from mlflow_compress.decide.gates import CACHE, CACHE_RATIO, DivergenceGate, Gate
+from mlflow_compress.decide.cost_table import Allocation, CostTable, StoredSizes, closest_within
+from mlflow_compress.decide.gates import CACHE, CACHE_RATIO, Gate
 from mlflow_compress.decide.promotion import CandidateOutcome, PolicyGates, gates_of
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.home import home, out_folder
@@ -66,7 +66,7 @@ from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 
 MORE_BITS = 8
-# Columns of the prices: the format of the refused variant, more bits, the baseline
+# Columns of the costs: the format of the refused variant, more bits, the baseline
 AS_IT_WAS, RAISED, AS_BASELINE = "as it was", f"at {MORE_BITS} bits", "as in the baseline"
 
 
@@ -125,7 +125,7 @@ class Refused:
 
     @property
     def columns(self) -> list[str]:
-        """The columns of the prices: what some group of layers, or some cache, can be."""
+        """The columns of the costs: what some group of layers, or some cache, can be."""
         of_weights = [AS_IT_WAS, *([] if self.raised is None else [RAISED]), AS_BASELINE]
         return list(dict.fromkeys((*of_weights, *(name for one in self.caches.values() for name in one))))
 
@@ -157,7 +157,7 @@ class Refused:
         return combination_of(config)
 
 
-def find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, Any], gates: PolicyGates) -> Refused:
+def _find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, Any], gates: PolicyGates) -> Refused:
     """Return the variant of a main run; one that cannot be repaired is refused, with the reason."""
     run = tracker.run_of(str(config.space.repair))
     tags, run_id = run.data.tags, run.info.run_id
@@ -280,7 +280,7 @@ def raised_recipe(refused: Refused, layers: Sequence[Sequence[str]], choice: Seq
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trial:
+class _Trial:
     """A variant that was made and evaluated."""
 
     choice: tuple[int, ...]  # The column of each group and cache; all 0 for the refused variant
@@ -295,53 +295,13 @@ class Trial:
         return self.outcome.passed
 
 
-def wanted_kl(
-    failing: tuple[Mapping[str, float], float],
-    passing: tuple[Mapping[str, float], float],
-    gates: Iterable[Gate | DivergenceGate],
-) -> float | None:
-    """Return the KL at which the gates that fail would just be kept; None where no gate tells.
-
-    Each side is the metrics of a variant, and its KL on the search's text. What a gate reads is interpolated linearly
-    in the square root of the KL, which is in proportion to the change of the logits where that is small.
-    """
-    (fails, high), (passes, low) = failing, passing
-    limits = []
-    for gate in gates:
-        for one in gate.reads() if isinstance(gate, DivergenceGate) else (gate,):
-            bad, good = fails.get(one.metric), passes.get(one.metric)
-            if bad is None or good is None or bad == good:
-                continue
-            share = (one.bound - good) / (bad - good)
-            if 0 <= share < 1:
-                limits.append((low**0.5 + share * (high**0.5 - low**0.5)) ** 2)
-    return min(limits) if limits else None
-
-
-def next_choice(table: CostTable, *, above: int, below: int, wanted: float | None) -> Allocation | None:
-    """Return the next mixture to try, with more bytes than `above` and fewer than `below`; None where there is none.
-
-    It is the smallest one whose predicted KL is the wanted one. Where that has too few or too many bytes, it is the
-    closest one in the middle.
-    """
-    sizes = table.sizes.layers
-    if wanted is not None:
-        limit = wanted - float(table.start.mean())
-        if limit >= least(table.costs, sizes):
-            allocation = smallest_within(table.costs, sizes, max_cost=limit)
-            if above < allocation.n_bytes < below:
-                return allocation
-    allocation = closest_within(table.costs, sizes, max_bytes=(above + below) // 2)
-    return allocation if above < allocation.n_bytes < below else None
-
-
 def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
     """Find the fewest extra bytes with which the policy passes a variant that it refuses; return all that was tried.
 
-    First all layers get 8 bits: where that does not pass, no mixture of the two can be expected to. Between this and
-    the refused variant, mixtures are made and evaluated: each is the choice of the integer programme, by the costs that
-    a search measures, for the KL at which the gates would just be kept. The smallest that passes is the
-    repaired variant. What an earlier run of the store holds is found.
+    It is a search whose budget is the policy's. First all layers get 8 bits: where that does not pass, no mixture of
+    the two can be expected to. Between this and the refused variant the budget is halved: each time the
+    closest mixture within it, by the costs of a search, is made and evaluated. The smallest that passes is the repaired
+    variant. What an earlier run of the store holds is found.
 
     Where the cache is rounded too, each layer's can get more bits, or be as in the baseline, for the bytes of
     `cache_tokens`; the variant with 8 bits in all layers has a plain one.
@@ -351,7 +311,7 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
     gates = gates_of(policy, config.space.policy)
     with unfinished_until_ended(config), keeping():
         tracker = Tracker(config.experiment)
-        refused = find_refused(tracker, config, given, gates)
+        refused = _find_refused(tracker, config, given, gates)
         label = model_label(refused.main.source.model)
         [outcome] = _outcomes(tracker, refused, gates, [refused.run])
         if outcome.passed:
@@ -439,7 +399,7 @@ class _Repair:
     say: Say
     caches: Mapping[int, Mapping[str, int]]  # By layer: what `cache_bytes` returns of the columns that it can have
     costs: Callable[[tuple[WeightGroup, ...]], SwapCosts]
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[_Trial] = field(default_factory=list)
 
     def result(self, outcome: CandidateOutcome) -> Repair:
         refused, raised = self.refused, self.refused.raised
@@ -467,7 +427,11 @@ class _Repair:
         plain = not self.caches or not refused.bounds_cache  # its cache is that of the variant with 8 bits
         if ceiling is not None and plain:
             self.trials.append(self._trial(largest, ceiling, costs, sizes))
-        table = self._prices(sizes, costs, self.trials[0], folders)
+        self.say(f"[repair] measures the costs of {len(sizes.groups)} groups")
+        caches = [
+            {name: refused.quantized(one) for name, one in options.items()} for options in refused.caches.values()
+        ]
+        table = costs.table(sizes, folders, caches)
         if ceiling is None:  # the closest mixture: all but one group are the baseline's
             closest = closest_within(table.costs, sizes.layers, max_bytes=sizes.base - 1)
             if any(closest.choice):
@@ -479,47 +443,18 @@ class _Repair:
         return self._end(sizes)
 
     def _narrow(self, table: CostTable, costs: SwapCosts) -> None:
-        """Try mixtures between the largest variant that fails and the smallest that passes."""
+        """Halve the bytes between the largest variant that fails and the smallest that passes."""
         for _ in range(self.config.space.search_rounds + 1):
-            passing = min((one for one in self.trials if one.passed), key=lambda one: one.n_bytes, default=None)
-            if passing is None:  # together with so many others none passes any more
+            passing = [one.n_bytes for one in self.trials if one.passed]
+            if not passing:  # together with so many others none passes any more
                 return
-            failing = max(
-                (one for one in self.trials if not one.passed and one.n_bytes < passing.n_bytes),
-                key=lambda one: one.n_bytes,
-            )
-            sides = [(one.outcome.candidate.metrics, float(one.kl.mean())) for one in (failing, passing)]
-            wanted = wanted_kl(sides[0], sides[1], self.gates.gates)
-            allocation = next_choice(table, above=failing.n_bytes, below=passing.n_bytes, wanted=wanted)
-            if allocation is None or allocation.choice in {one.choice for one in self.trials}:
+            failing = max(one.n_bytes for one in self.trials if not one.passed and one.n_bytes < min(passing))
+            allocation = closest_within(table.costs, table.sizes.layers, max_bytes=(failing + min(passing)) // 2)
+            if allocation.n_bytes <= failing:
                 return
             self.trials.append(self._mixture(allocation, table, costs))
 
-    def _prices(
-        self, sizes: StoredSizes, costs: SwapCosts, trial: Trial, folders: Mapping[str, str | None]
-    ) -> CostTable:
-        """Return what each group adds to the KL of the refused variant in each format.
-
-        As in a search, costs are those of one group at a time in the baseline. They need not add up: so all are
-        multiplied by what the variant's KL is over the sum of its own.
-        """
-        self.say(f"[repair] measures the prices of {len(sizes.groups)} groups")
-        n_groups, caches = len(costs.groups), list(self.refused.caches.values())
-        added = np.zeros((*sizes.layers.shape, len(trial.kl)))
-        for column, name in enumerate(sizes.formats):
-            if (folder := folders.get(name)) is not None and n_groups:
-                added[:n_groups, column] = costs.alone(folder)
-            rounded: dict[QuantizedCache, list[int]] = {}
-            for number, options in enumerate(caches):
-                if (cache := self.refused.quantized(options.get(name))) is not None:
-                    rounded.setdefault(cache, []).append(number)
-            for cache, numbers in rounded.items():
-                added[[n_groups + number for number in numbers], column] = costs.alone(cache, numbers)
-        alone = float(added[:, 0].mean(axis=1).sum())
-        added -= added[:, :1]
-        return CostTable(sizes=sizes, start=trial.kl, added=added * (float(trial.kl.mean()) / alone if alone else 1.0))
-
-    def _mixture(self, allocation: Allocation, table: CostTable, costs: SwapCosts) -> Trial:
+    def _mixture(self, allocation: Allocation, table: CostTable, costs: SwapCosts) -> _Trial:
         refused = self.refused
         recipe = raised_recipe(refused, layers_of(costs.groups, refused.source), allocation.choice)
         number = int(np.count_nonzero(allocation.choice))
@@ -553,13 +488,13 @@ class _Repair:
         costs: SwapCosts,
         sizes: StoredSizes,
         outcome: CandidateOutcome | None = None,
-    ) -> Trial:
+    ) -> _Trial:
         outcome = outcome or self._outcomes(made)[0]
         passes = "passes" if outcome.passed else f"does not pass: {'; '.join(outcome.failed)}"
         self.say(f"[repair] {made.name} {passes}")
         linear = [layer for layers in layers_of(costs.groups, self.refused.source) for layer in layers]
         of_caches = sum(int(sizes.layers[row, choice[row]]) for row in range(len(costs.groups), len(choice)))
-        return Trial(
+        return _Trial(
             choice=choice,
             n_bytes=bytes_of_layers(read_headers(Path(made.folder)), linear) + of_caches,
             made=made,
@@ -612,7 +547,7 @@ class _Repair:
         run.set_note(repair.markdown())
 
 
-def _row(trial: Trial, best: Trial | None, refused: Refused, tokens: int | None) -> RepairTrial:
+def _row(trial: _Trial, best: _Trial | None, refused: Refused, tokens: int | None) -> RepairTrial:
     manifest = read_manifest(trial.made.folder, verify=False)
     repaired = best is not None and trial.made.run_id == best.made.run_id
     metrics, n_groups = trial.outcome.candidate.metrics, len(trial.choice) - len(refused.caches)
@@ -659,7 +594,6 @@ def _result(
         reasons=outcome.failed or outcome.reasons,
         policy=config.space.policy,
         policy_sha256=policy.sha256,
-        raised_to=None if refused.raised is None else f"{MORE_BITS} bits",
         run=tracker.link(run_id),
         **more,
     )

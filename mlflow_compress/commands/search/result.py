@@ -146,7 +146,7 @@ class RepairTrial:
     kl: float | None
     flips_pct: float | None
     search_kl: float  # On the search's text
-    predicted_kl: float | None  # What the prices promised for that; None where nothing was predicted
+    predicted_kl: float | None  # The sum of its costs on that text; None where nothing was predicted
     passed: bool  # Whether the policy passes it, beside all variants of its evaluation
     # What every gate reads, and those that fail
     reasons: tuple[str, ...]
@@ -172,7 +172,6 @@ class Repair(Tabular):
     # The policy's file as it was given (None: the default policy), and the policy's hash
     policy: str | None
     policy_sha256: str
-    raised_to: str | None  # "8 bits"; None where its layers have as many, and can only stay as they are
     trials: tuple[RepairTrial, ...] = ()  # Sorted by size
     cache_tokens: int | None = None  # Tokens in the cache whose bytes count; None where it is not rounded
     changed: Mapping[str, str] = field(default_factory=dict)  # What became of each group, and cache, that was raised
@@ -199,16 +198,11 @@ class Repair(Tabular):
             return f"{self.name} passes the policy as it is: nothing was made"
         best = self.repaired
         if best is None:
-            last = self.trials[-1]
-            what = f"all layers at {self.raised_to}" if self.raised_to else "all groups but one as in the baseline"
-            if self.raised_to and self.cache_tokens:
-                what += f", with caches as {'in the baseline' if last.raised_caches else 'they were'}"
-            why = "; ".join(last.failed)
-            if len(self.trials) == 1:
-                return f"{self.name} cannot be repaired: nothing lies between it and the baseline: {why}"
-            if len(self.trials) > 2:
-                return f"{self.name} cannot be repaired: none of them passes. {last.name}, the largest: {why}"
-            return f"{self.name} cannot be repaired: not even {last.name} passes, {what}: {why}"
+            largest = self.trials[-1]
+            none = (
+                f"not even {largest.name} passes, the largest mixture" if len(self.trials) > 1 else "nothing is larger"
+            )
+            return f"{self.name} cannot be repaired: {none}: {'; '.join(largest.failed)}"
         before = next(one for one in self.trials if one.role == "refused")
         share = 100 * best.extra_bytes / before.all_bytes
         below = [one for one in self.trials if one.all_bytes < best.all_bytes and one.role == "tried"]

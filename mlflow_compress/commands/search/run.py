@@ -382,7 +382,8 @@ class _Search:
         for limit in limits:
             if limit.kind != "max_kl":
                 limit.layer_bytes(sizes)
-        table = self._table(sizes)
+        self.say(f"[search] measures {len(self.formats)} formats in {len(sizes.groups)} groups")
+        table = self.costs.table(sizes, self.folders, [self.caches] * len(self.costs.caches))
         chosen = {}
         for limit in limits:
             choice = chosen[limit] = choose_formats(
@@ -409,16 +410,6 @@ class _Search:
             chosen={limit: (choice, made[choice.variant.name]) for limit, choice in chosen.items()},
             costs=self.costs,
         )
-
-    def _table(self, sizes: StoredSizes) -> CostTable:
-        self.say(f"[search] measures {len(self.formats)} formats in {len(sizes.groups)} groups")
-        n_groups, n_windows = len(self.costs.groups), len(self.costs.text.windows.ids)
-        added = np.zeros((*sizes.layers.shape, n_windows))
-        for column, option in enumerate([*self.folders.values(), *self.caches.values()]):
-            if option is not None:
-                rows = slice(n_groups) if isinstance(option, str) else slice(n_groups, None)
-                added[rows, column] = self.costs.alone(option)
-        return CostTable(sizes=sizes, start=np.zeros(n_windows), added=added)
 
     def _uniform_kl(self, name: str) -> Float:
         folder = self.folders[name]
