@@ -97,12 +97,12 @@ def check_questions(value: Any) -> None:
     """Refuse rows that no family of questions takes. A message calls them as Python does: tasks['sums'][0]."""
     from mlflow_compress.items.sources.question_files import check_rows
 
-    for name, lines in task_lines(value).items():
+    for name, lines in _task_lines(value).items():
         where = f"tasks[{name!r}]" if isinstance(value, Mapping) else "tasks"
         check_rows([json.loads(line) for line in lines], where)
 
 
-def task_lines(value: Any) -> dict[str, list[str]]:
+def _task_lines(value: Any) -> dict[str, list[str]]:
     """Return the rows of every task as JSON, by its name."""
     tasks = value if isinstance(value, Mapping) else {DEFAULT_NAME: value}
     by_name = {}
@@ -121,7 +121,7 @@ def task_lines(value: Any) -> dict[str, list[str]]:
 def write_task_files(value: Any, inputs: Path) -> str:
     """Write the rows of every task in `inputs`, as JSON lines, and return the files, separated by commas."""
     files = []
-    for name, lines in task_lines(value).items():
+    for name, lines in _task_lines(value).items():
         try:
             text = "".join(f"{line}\n" for line in lines).encode()
         except UnicodeEncodeError as error:

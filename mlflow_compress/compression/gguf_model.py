@@ -169,10 +169,10 @@ class ForTensors(Method[G]):
         return None
 
     def check(self, config: G, source: SourceModel) -> None:
-        require_known_architecture(source, self.block)
+        _require_known_architecture(source, self.block)
 
 
-def require_known_architecture(source: SourceModel, block: int) -> None:
+def _require_known_architecture(source: SourceModel, block: int) -> None:
     """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows that are not complete blocks."""
     if source.architecture not in ARCHITECTURES:
         raise UnsupportedError(
@@ -251,7 +251,7 @@ def deinterleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[A
     return weight.reshape(heads, rows // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def interleaved_heads(name: str, config: Any) -> int | None:
+def _interleaved_heads(name: str, config: Any) -> int | None:
     """Return the number of heads of a parameter whose rows GGUF interleaves; None for all others."""
     module = name.rpartition(".")[0]
     if config.model_type not in LLAMAS or not module.endswith(("q_proj", "k_proj")):
@@ -265,7 +265,7 @@ def gguf_name(name: str, config: Any) -> str:
     return gguf_file.to_gguf_name(name, architecture=architecture, n_layers=config.num_hidden_layers)
 
 
-def stored_parts(name: str, parameter: "torch.Tensor", config: Any) -> "Iterator[tuple[str, torch.Tensor]]":
+def _stored_parts(name: str, parameter: "torch.Tensor", config: Any) -> "Iterator[tuple[str, torch.Tensor]]":
     """Yield what GGUF stores of a parameter, by its names there: views of its data.
 
     All experts of a layer have three tensors of shape (experts, out_features, in_features) there, and two in
@@ -289,8 +289,8 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
 
     tensors: dict[str, tuple[Any, Any]] = {}
     for name, parameter in model.named_parameters():
-        heads = interleaved_heads(name, model.config)
-        for stored, part in stored_parts(name, parameter, model.config):
+        heads = _interleaved_heads(name, model.config)
+        for stored, part in _stored_parts(name, parameter, model.config):
             # llama.cpp's own converter keeps routers in float32.
             kind = gguf.GGMLQuantizationType.F32 if stored.endswith(ROUTER) else kind_of(name, parameter)
             data = gguf.quants.quantize(part.float().cpu().numpy(), kind)
@@ -312,8 +312,8 @@ def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> 
 
     values = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in gguf.GGUFReader(path).tensors}
     for name, parameter in model.named_parameters():
-        heads = interleaved_heads(name, model.config)
-        for stored, part in stored_parts(name, parameter, model.config):
+        heads = _interleaved_heads(name, model.config)
+        for stored, part in _stored_parts(name, parameter, model.config):
             value = values[stored] if heads is None else deinterleave_heads(values[stored], heads)
             part.copy_(torch.from_numpy(value).reshape(part.shape))
     logits = job.probe.logits(model)
@@ -335,7 +335,7 @@ def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> 
     return native
 
 
-def save_configuration(job: CompressionJob[GgufFileConfig], model: Any) -> None:
+def _save_configuration(job: CompressionJob[GgufFileConfig], model: Any) -> None:
     """Write the configuration, generation settings and tokenizer of a checkpoint."""
     model.config.dtype = job.source.torch_dtype
     if job.config.native:
@@ -355,7 +355,7 @@ def save(
     path: Path,
 ) -> None:
     """Write the GGUF file, the configuration and the tokenizer."""
-    save_configuration(job, model)
+    _save_configuration(job, model)
     name, tokenizer = ARCHITECTURES[job.source.architecture], job.source.tokenizer()
     gguf_file.write_gguf(path, model.config, name, file_type, tensors, tokenizer)
 
@@ -364,13 +364,13 @@ def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> Logits:
     """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
     model, path = load_llama_like(job.source, job.device), job.folder / gguf_file.FILE
     shutil.copyfile(file, path)
-    save_configuration(job, model)
+    _save_configuration(job, model)
     return file_logits(job, model, path)
 
 
 def require_version(source: SourceModel, file: Path) -> None:
     """Raise `UnsupportedError` where a file is not a version of the base: other architecture, tensors or shapes."""
-    require_known_architecture(source, block=1)
+    _require_known_architecture(source, block=1)
     kind, wanted = gguf_file.architecture(file), ARCHITECTURES[source.architecture]
     if kind != wanted:
         raise UnsupportedError("The GGUF file is of another architecture than the base", allowed=wanted, got=kind)
@@ -395,7 +395,7 @@ def write_plain(source: SourceModel, path: Path) -> None:
     """Write the model as GGUF; matrices keep their dtype, vectors are float32."""
     import gguf
 
-    require_known_architecture(source, block=1)
+    _require_known_architecture(source, block=1)
     model, name = load_llama_like(source, "cpu"), ARCHITECTURES[source.architecture]
     plain = plain_kind(source.dtype)
     tensors = tensors_of(model, lambda _, parameter: plain(parameter))

@@ -119,13 +119,13 @@ def staging_folder(out: Path) -> Iterator[Path]:
         raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
     try:
         yield folder
-        give_usual_permissions(folder)
+        _give_usual_permissions(folder)
         atomic.rename(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def give_usual_permissions(folder: Path) -> None:
+def _give_usual_permissions(folder: Path) -> None:
     """Give a folder and its files those of ordinary new ones; temporary folders and safetensors files are private.
 
     A file that has them is not touched: its hash stays known.
@@ -271,7 +271,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
         logits = write_compressed(method, job)
     seconds, processor = time.perf_counter() - start, processor_time() - processor
     probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds(job.config))
-    give_usual_permissions(job.folder)  # before its files are hashed
+    _give_usual_permissions(job.folder)  # before its files are hashed
     report = reload_in_fresh_process(
         job.folder, device=job.device, offload=job.offload, trust_remote_code=job.source.trust_remote_code
     )

@@ -90,10 +90,10 @@ def harness_metrics(
         if scored:
             values = {"sample_len": len(scored), **_aggregated(leaf.task, _values(leaf, scored, responses))}
             metrics += _listed(leaf.name, values, n_unscored=len(leaf.documents) - len(scored))
-    return metrics + group_averages(groups, metrics)
+    return metrics + _group_averages(groups, metrics)
 
 
-def group_averages(groups: Mapping[str, Any], members: Sequence[HarnessMetric]) -> list[HarnessMetric]:
+def _group_averages(groups: Mapping[str, Any], members: Sequence[HarnessMetric]) -> list[HarnessMetric]:
     """Return the metrics of groups from those of their scored members, averaged by the harness's code."""
     table: dict[str, dict[str, Any]] = {}
     unscored: dict[str, int] = {}
@@ -119,7 +119,7 @@ def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[Ha
     ]
 
 
-def judge_answers(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
+def _judge_answers(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
     """Return which answers are correct by the task's first filter and exact-match metric; None if it has neither."""
     scored = [document for document in leaf.documents if document.item_id in answers]
     responses = {item_id: [text] for item_id, text in answers.items()}
@@ -243,7 +243,7 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
         return Parts(tasks=tuple(_tasks(name, leaves, groups)))
     tasks = tuple(task for leaf in leaves for task in _tasks(leaf.name, [leaf], {}))
     averaged = any(group.has_aggregation for group in groups.values())
-    averages = (GroupAverages(name=name, average=partial(group_averages, groups)),) if averaged else ()
+    averages = (GroupAverages(name=name, average=partial(_group_averages, groups)),) if averaged else ()
     return Parts(tasks=tasks, averages=averages)
 
 
@@ -333,7 +333,7 @@ def _tasks(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any]) -> list
     answering, documents = None, ()
     if first.kind == "answer":
         until, length = generation_settings(first.documents[0].instances[0].args[1], first.name)
-        answering = Answering(until=until, max_new_tokens=length, judge=partial(judge_answers, first))
+        answering = Answering(until=until, max_new_tokens=length, judge=partial(_judge_answers, first))
     elif first.kind == "rolling":
         documents = tuple(document.instances[0].args[0] for document in first.documents)
         items = []

@@ -23,7 +23,7 @@ JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
 _METRIC_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
-def judge_models(settings: JudgeModelConfig) -> list[str]:
+def _judge_models(settings: JudgeModelConfig) -> list[str]:
     """Return the judge models that are asked for, none twice. The names of several become part of metric names."""
     names = [name.strip() for name in settings.judge_model.split(",")]
     if len(set(names)) != len(names):
@@ -42,7 +42,7 @@ def prices_of(settings: JudgeModelConfig) -> dict[str, Price]:
             raise ConfigError("judge_args: max_cost needs prices", got=settings.judge_max_cost, fix=fix)
         return {}
     prices = read_prices(Path(settings.judge_prices))
-    if missing := [model for model in judge_models(settings) if model not in prices]:
+    if missing := [model for model in _judge_models(settings) if model not in prices]:
         raise ConfigError(
             f"{settings.judge_prices} has no price of a judge model", allowed=sorted(prices), got=missing[0]
         )
@@ -94,7 +94,7 @@ class Session:
         cache = ReplyCache(folder / JUDGMENTS, asking.KEPT_FIELDS)
         askers = [
             asking.Asker(endpoint=endpoint, model=model, attempts=settings.judge_attempts, cache=cache)
-            for model in judge_models(settings)
+            for model in _judge_models(settings)
         ]
         return cls(askers, settings.judge_max_unscored)
 

@@ -63,7 +63,7 @@ def weight_groups(model: Any) -> list[WeightGroup]:
     """
     layers = decoder_layers(model)
     groups: dict[str, WeightGroup] = {}
-    for name in swap_units(model):
+    for name in _swap_units(model):
         group = _group_of(model, name, layers[0] if layers else None)
         there = groups.get(group.name)
         groups[group.name] = group if there is None else replace(there, modules=(*there.modules, name))
@@ -78,7 +78,7 @@ def weight_groups(model: Any) -> list[WeightGroup]:
     return list(groups.values())
 
 
-def swap_units(model: Any) -> Iterator[str]:
+def _swap_units(model: Any) -> Iterator[str]:
     """Iterate over the names of the smallest modules that have weights; all experts of a layer are one."""
     inside = ""
     for name, module in model.named_modules():
@@ -143,7 +143,7 @@ def find_differences(baseline: Any, variant: Any) -> Differences:
     Both are in eval mode, in one dtype, on one device.
     """
     _require_same_architecture(baseline, variant)
-    changed = {name for name in swap_units(baseline) if _differs(baseline, variant, name)}
+    changed = {name for name in _swap_units(baseline) if _differs(baseline, variant, name)}
     if not changed:
         raise DataError("There is nothing to diagnose: every weight of the variant is the baseline's")
     groups = weight_groups(baseline)
@@ -179,7 +179,7 @@ def restored_weight(variant: Any, name: str, differences: Differences) -> Tensor
 
 
 def _require_same_architecture(baseline: Any, variant: Any) -> None:
-    first, second = list(swap_units(baseline)), list(swap_units(variant))
+    first, second = list(_swap_units(baseline)), list(_swap_units(variant))
     if type(baseline).__name__ != type(variant).__name__ or first != second:
         n_layers = [len(layers[1]) if (layers := decoder_layers(model)) else 0 for model in (baseline, variant)]
         raise UnsupportedError(
@@ -337,7 +337,7 @@ def _readers(model: Any) -> dict[str, list[str]]:
             outputs[output.data_ptr()] = (name, output)  # kept alive, so that no other tensor gets its address
 
     with ExitStack() as hooks, torch.inference_mode():
-        for name in swap_units(model):
+        for name in _swap_units(model):
             module = model.get_submodule(name)
             if all(parameter.ndim < 2 for parameter in module.parameters()):
                 readers[name] = []

@@ -48,7 +48,7 @@ def separates(result: MetricResult, unchanged: float) -> Words | None:
     return Words(f"yes, {side}", style=side)
 
 
-def above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> Words:
+def _above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> Words:
     """Return whether a distance exceeds its noise floor, by the floor's paired test, or else by the intervals."""
     if result.value == unchanged:
         # None in n items does not mean that none exists; a divergence of 0 is that of the same numbers.
@@ -109,7 +109,7 @@ def _row(declared: MetricKey, pooled: Pooled) -> HeadlineRow | None:
         shown = numbers.Scale(decimals=3) if ratio else scale
         difference = ("x" if ratio else "") + numbers.interval_text(change, shown, difference=each and not ratio)
         either_way = each or declared.low < unchanged < declared.high  # such as a win rate
-        distinguishable = separates(change, unchanged) if either_way else above_floor(change, floor, unchanged)
+        distinguishable = separates(change, unchanged) if either_way else _above_floor(change, floor, unchanged)
     elif variant is not None and not declared.difference:  # the interval has no other place
         difference = f"variant {numbers.interval_text(variant, scale, difference=False)}"
     return HeadlineRow(

@@ -51,7 +51,7 @@ def changes_table(flips: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def parts_table(results: Sequence[MetricResult]) -> Table:
+def _parts_table(results: Sequence[MetricResult]) -> Table:
     """Return one row per task, each followed by its categories. A column without any value is left out.
 
     Each model's value has no interval, because that of the difference is more useful.
@@ -94,7 +94,7 @@ def thoughts_table(results: Sequence[MetricResult]) -> Table:
 SLICES_SHOWN = 20
 
 
-def slices_table(results: Sequence[MetricResult]) -> Table:
+def _slices_table(results: Sequence[MetricResult]) -> Table:
     """Return the distances in slices that differ most from the others, smallest corrected p-value first."""
     heads = ("slice", "measured")
     numbers = (f"value [{interval_percent(headline(results))} interval]", "others", "corrected p")
@@ -197,9 +197,9 @@ def render_report(
         flips=changes_table(flips[:FLIPS_SHOWN]),
         n_flips=len(flips),
         answers_compared="distance/flips_pct" in pooled,
-        parts=parts_table(results),
+        parts=_parts_table(results),
         thoughts=thoughts_table(results),
-        slices=slices_table(results),
+        slices=_slices_table(results),
         n_slices=len(slice_findings(results)),
         setup=settings_table(setup or {}),
         not_computed=Table.of_pairs((not_computed or {}).items()),

@@ -164,7 +164,7 @@ class Execution(Protocol):
         """Run what an interrupted run has not finished. Return all results, and how often memory ran out."""
 
 
-class RunsElsewhere(StoredModel, RemoteCausalLM, Protocol):
+class _RunsElsewhere(StoredModel, RemoteCausalLM, Protocol):
     """Interface of a model that is not in this process."""
 
     @property
@@ -441,7 +441,7 @@ class Scorer:
 
     def __init__(
         self,
-        loaded: LoadedModel | RunsElsewhere,
+        loaded: LoadedModel | _RunsElsewhere,
         config: ScoringConfig | None = None,
         execution: Execution | None = None,
     ) -> None:

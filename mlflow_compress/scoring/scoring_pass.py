@@ -62,7 +62,7 @@ class Targets:
         return self.token[first].astype(np.int32)
 
 
-class StatesBody(Protocol):
+class _StatesBody(Protocol):
     """Interface of a body: `forward.body.Body`, or one that another engine runs."""
 
     def run(self, unit: PackedBatch | PaddedBatch, attention: TreeAttention | None = None) -> torch.Tensor:
@@ -82,7 +82,7 @@ class StatesBody(Protocol):
 class ModelRunner:
     """Runs one model: its body and its head."""
 
-    body: StatesBody
+    body: _StatesBody
     head: LanguageModelHead
 
 
@@ -196,7 +196,7 @@ class ScoringPass:
         return joined_arrays(parts)
 
     def _states(
-        self, body: StatesBody, unit: PackedBatch | PaddedBatch, attention: TreeAttention, plan: Plan
+        self, body: _StatesBody, unit: PackedBatch | PaddedBatch, attention: TreeAttention, plan: Plan
     ) -> list[torch.Tensor]:
         """Run a unit, after its prefix if a resumed run does not have it; split the unit when memory runs out."""
         if isinstance(unit, PackedBatch) and not body.has(unit.prefix):

@@ -61,7 +61,7 @@ def requirements(checkpoint: Path | None) -> list[str]:
     return pinned
 
 
-def copy_code(folder: Path) -> Path:
+def _copy_code(folder: Path) -> Path:
     """Copy this package's Python files into `folder` and return the copy. Demo data and caches are not copied."""
 
     def other(directory: str, entries: list[str]) -> list[str]:
@@ -201,7 +201,7 @@ def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path
             mlflow_model=meta,
             signature=SIGNATURE,
             input_example=(pd.DataFrame({"prompt": ["Once upon a time"]}), {"max_new_tokens": 16}),
-            code_paths=[str(copy_code(folder))],
+            code_paths=[str(_copy_code(folder))],
             # If they are not given, MLflow loads the model to find them.
             pip_requirements=requirements(entry.checkpoint),
         )

@@ -103,11 +103,11 @@ def close_dead_runs(client: PatientClient, uri: str) -> None:
 
 def _close(client: PatientClient, run_id: str, reason: str) -> None:
     TrackedRun(client, run_id).end("KILLED", reason)
-    drop_unfinished(client, run_id)
+    _drop_unfinished(client, run_id)
     logger.info("Run %s is KILLED now: %s", run_id, reason)
 
 
-def drop_unfinished(client: PatientClient, run_id: str) -> None:
+def _drop_unfinished(client: PatientClient, run_id: str) -> None:
     """Delete what a killed run has stored, but the parameters, from which `resume` goes on and stores it again."""
     run: Run = client.get_run(run_id)
     if RunStatus.is_terminated(RunStatus.from_string(run.info.status)) and run.info.status != "KILLED":
@@ -132,7 +132,7 @@ def models_of_run(client: PatientClient, run: Run) -> list[LoggedModel]:
 
 
 @contextmanager
-def until_ended(client: PatientClient, uri: str, run: TrackedRun) -> Iterator[None]:
+def _until_ended(client: PatientClient, uri: str, run: TrackedRun) -> Iterator[None]:
     """Let the run end FINISHED, FAILED with the error, or KILLED when interrupted.
 
     Where the store cannot be told, the run stays open, and the next process that starts ends it. What a full disk, too
@@ -144,7 +144,7 @@ def until_ended(client: PatientClient, uri: str, run: TrackedRun) -> Iterator[No
         client.hurry()
         with _as_far_as_possible(uri, run):
             run.end("KILLED", "interrupted")
-            drop_unfinished(client, run.run_id)
+            _drop_unfinished(client, run.run_id)
         raise
     except BaseException as error:
         fault = machine_fault(error)
@@ -292,7 +292,7 @@ class Tracker:
                 place = experiment_beside(self.client, self.uri, place)
             run_id = given or create_run(self.client, self.uri, place, name, every)
             tracked = TrackedRun(self.client, run_id)
-        with self._pointed_at(tracked, name, signpost), until_ended(self.client, self.uri, tracked):
+        with self._pointed_at(tracked, name, signpost), _until_ended(self.client, self.uri, tracked):
             if given:
                 tracked.rename(name)
                 tracked.set_tags({**every, run_names.PROCESS: live_processes.run_opened(self.uri, run_id)})
@@ -308,7 +308,7 @@ class Tracker:
     def reopen(self, run_id: str) -> Iterator[TrackedRun]:
         """Open a failed or interrupted run again. It ends like that of `run`, without the old error."""
         tracked = TrackedRun(self.client, run_id)
-        with until_ended(self.client, self.uri, tracked):
+        with _until_ended(self.client, self.uri, tracked):
             self.client.update_run(run_id, status="RUNNING")
             tracked.set_tags({run_names.PROCESS: live_processes.run_opened(self.uri, run_id)})
             run = self.client.get_run(run_id)

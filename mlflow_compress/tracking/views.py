@@ -35,7 +35,7 @@ _SCATTERS = {
 }
 
 
-def view_tag(key: str) -> str:
+def _view_tag(key: str) -> str:
     """Return the experiment tag that holds a saved view for MLflow's UI."""
     return f"mlflow.sharedViewState.{key}"
 
@@ -146,7 +146,7 @@ def save_leaderboard(client: PatientClient, run_id: str) -> None:
         for key, shown in ((f"{view}-{evaluation[:8]}", f"{name} {evaluation[:8]}"), newest):
             # As MLflow's own button stores a view, under a name that its list of views shows.
             envelope = {"name": shown, "createdAt": int(time.time() * 1000), "state": packed}
-            client.set_experiment_tag(run.info.experiment_id, view_tag(key), json.dumps(envelope))
+            client.set_experiment_tag(run.info.experiment_id, _view_tag(key), json.dumps(envelope))
 
 
 def _page(uri: str, experiment_id: str) -> str:
@@ -177,7 +177,7 @@ def how_to_open(client: PatientClient, uri: str, run_id: str) -> str:
         lines.append(f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {shlex.quote(uri)}")
     lines.append(f"This run:      {_run_address(uri, experiment, run_id)}")
     ending = f"-{tags[run_names.EVALUATION][:8]}" if run_names.EVALUATION in tags else ""
-    if view_tag(f"{LEADERBOARD}{ending}") in client.get_experiment(experiment).tags:
+    if _view_tag(f"{LEADERBOARD}{ending}") in client.get_experiment(experiment).tags:
         view = f"{_page(uri, experiment)}/runs?workflowType=machine_learning&viewStateShareKey="
         lines += [
             f"Leaderboard:   {view}{LEADERBOARD}{ending}",

@@ -68,7 +68,7 @@ def back_off(retry: int) -> float:
 
 
 @dataclass(frozen=True)
-class Failure:
+class _Failure:
     """A failed request: what happened, whether it may pass, and the pause that the server asked for."""
 
     no_reply: NoReply
@@ -79,7 +79,7 @@ class Failure:
     lost: bool = False  # The server may have worked on it, and its answer did not arrive
 
 
-def refused(config: EndpointConfig, status: int, body: object, message: str, headers: Any, model: str) -> Failure:
+def refused(config: EndpointConfig, status: int, body: object, message: str, headers: Any, model: str) -> _Failure:
     """Return what an HTTP error means."""
     error = body if isinstance(body, dict) else {}
     code, said = str(error.get("code") or ""), config.clean(message)
@@ -94,7 +94,7 @@ def refused(config: EndpointConfig, status: int, body: object, message: str, hea
     elif code == "insufficient_quota":
         useless = config.error(f"{config.where} has no credit left (HTTP {status}): {said}", fix="Then run it again")
     reason = replies.FILTERED if "content_filter" in code or "content_policy" in code else f"http_{status}"
-    return Failure(
+    return _Failure(
         NoReply(reason, f"answered HTTP {status}: {said}"),
         useless=useless,
         passing=may_pass(status),
@@ -103,7 +103,7 @@ def refused(config: EndpointConfig, status: int, body: object, message: str, hea
     )
 
 
-def given_up(config: EndpointConfig, failure: Failure, *, answered: bool) -> NoReply:
+def _given_up(config: EndpointConfig, failure: _Failure, *, answered: bool) -> NoReply:
     """Return why a call is not made again; where the endpoint has never `answered` as one, its address is wrong."""
     tried = f"Tried {config.max_retries + 1} times"
     reason, detail = failure.no_reply.reason, f"{config.where} {failure.no_reply.detail}"
@@ -157,7 +157,7 @@ _SYSTEM = re.compile(r"system.{0,20}role|role.{0,60}system|system message", re.I
 
 
 @dataclass
-class Dialect:
+class _Dialect:
     """The settings that one model accepts. It starts with FastChat's: temperature 0 and ``max_tokens``."""
 
     temperature: bool = True  # Whether temperature 0, and a system message, are sent
@@ -215,7 +215,7 @@ class Transport(AbstractContextManager["Transport"]):
     def __init__(self, config: EndpointConfig, spending: Spending | None = None) -> None:
         self.config = config
         self.spending = spending or Spending()
-        self._dialects: dict[str, Dialect] = {}
+        self._dialects: dict[str, _Dialect] = {}
         self._requests = PerMinute(config.requests_per_minute)
         self._tokens = PerMinute(config.tokens_per_minute)
         self._money = asyncio.Condition()  # told when a call ends: it may leave enough for another
@@ -288,7 +288,7 @@ class Transport(AbstractContextManager["Transport"]):
         Wrong key, unknown model, wrong address, no credit left: an error of the kind `config.error`, because every
         further call would be useless.
         """
-        dialect = self._dialects.setdefault(model, Dialect())
+        dialect = self._dialects.setdefault(model, _Dialect())
         if not dialect.settled:
             async with dialect.first:
                 if not dialect.settled:
@@ -319,11 +319,11 @@ class Transport(AbstractContextManager["Transport"]):
         return await self._retried(lambda: self._paced(path, body, read, model, n_bytes, 1))
 
     async def _try(
-        self, messages: Sequence[dict[str, str]], model: str, max_tokens: int, dialect: Dialect
+        self, messages: Sequence[dict[str, str]], model: str, max_tokens: int, dialect: _Dialect
     ) -> Reply | NoReply:
         sent: dict[str, Any] = {}
 
-        async def once() -> Reply | NoReply | Failure:
+        async def once() -> Reply | NoReply | _Failure:
             nonlocal sent
             settings = dialect.settings(max_tokens)
             sent = dialect.described(settings)
@@ -350,14 +350,14 @@ class Transport(AbstractContextManager["Transport"]):
 
     async def _retried(
         self,
-        once: Callable[[], Awaitable[A | NoReply | Failure]],
+        once: Callable[[], Awaitable[A | NoReply | _Failure]],
         learns: Callable[[str], bool] = lambda refusal: False,
     ) -> A | NoReply:
         """Return what a call gave, which is made again while that may help, or while a refusal teaches something."""
         retry = 0
         while True:
             reply = await once()
-            if not isinstance(reply, Failure):
+            if not isinstance(reply, _Failure):
                 return reply
             if reply.useless is not None:
                 raise reply.useless
@@ -365,7 +365,7 @@ class Transport(AbstractContextManager["Transport"]):
                 continue
             pause = reply.wait if reply.wait is not None else back_off(retry)
             if not reply.passing or retry >= self.config.max_retries or pause > LONGEST_RETRY_AFTER:
-                return given_up(self.config, reply, answered=self._answered)
+                return _given_up(self.config, reply, answered=self._answered)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause)
                 return reply.no_reply
@@ -380,7 +380,7 @@ class Transport(AbstractContextManager["Transport"]):
         model: str,
         n_bytes: int,
         room: int,
-    ) -> A | NoReply | Failure:
+    ) -> A | NoReply | _Failure:
         """Return the outcome of one request, after rate limits and budget allow it.
 
         `n_bytes` is the length of what is sent, `room` that of the longest reply in tokens.
@@ -390,7 +390,7 @@ class Transport(AbstractContextManager["Transport"]):
             await self._money.wait_for(lambda: self.spending.is_decided(most))
             if not self.spending.begin(most):
                 return NoReply(replies.BUDGET, "Not asked: it could have cost more than judge_args: max_cost allows")
-        outcome: A | Failure | None = None
+        outcome: A | _Failure | None = None
         sent = False
         try:
             await self._tokens.take(n_bytes // BYTES_PER_TOKEN + room)
@@ -398,9 +398,9 @@ class Transport(AbstractContextManager["Transport"]):
             sent = True
             outcome = await self._request(path, body, read, model)
         finally:
-            reply = None if outcome is None or isinstance(outcome, Failure) else outcome
+            reply = None if outcome is None or isinstance(outcome, _Failure) else outcome
             # A call that timed out, was interrupted, or whose connection broke may have been worked on, and be paid.
-            lost = sent and (outcome is None or (isinstance(outcome, Failure) and outcome.lost))
+            lost = sent and (outcome is None or (isinstance(outcome, _Failure) and outcome.lost))
             self.spending.end(model, most, reply.usage if reply else None, answered=reply is not None, lost=lost)
             async with self._money:
                 self._money.notify_all()
@@ -408,7 +408,7 @@ class Transport(AbstractContextManager["Transport"]):
 
     async def _request(
         self, path: str, body: Mapping[str, Any], read: Callable[[str], A | NoReply], model: str
-    ) -> A | Failure:
+    ) -> A | _Failure:
         import httpx
         import openai
 
@@ -416,15 +416,15 @@ class Transport(AbstractContextManager["Transport"]):
             response = await self._client.post(path, cast_to=httpx.Response, body=dict(body))
         except openai.APITimeoutError:
             no_reply = NoReply(replies.TIMEOUT, f"did not answer within {self.config.timeout:g} s")
-            return Failure(no_reply, passing=True, lost=True)
+            return _Failure(no_reply, passing=True, lost=True)
         except openai.APIConnectionError as error:
             reason = self.config.clean(str(error.__cause__ or error))
             reached = type(error.__cause__).__name__ not in _NOT_REACHED
-            return Failure(NoReply(replies.CONNECTION, f"cannot be reached: {reason}"), passing=True, lost=reached)
+            return _Failure(NoReply(replies.CONNECTION, f"cannot be reached: {reason}"), passing=True, lost=reached)
         except openai.APIStatusError as error:
             return refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)
         reply = read(response.text)
         if isinstance(reply, NoReply):
-            return Failure(NoReply(reply.reason, self.config.clean(reply.detail)), passing=True)
+            return _Failure(NoReply(reply.reason, self.config.clean(reply.detail)), passing=True)
         self._answered = True
         return reply

@@ -36,7 +36,7 @@ class EndpointConfig:
     error: type[MlflowCompressError] = JudgeError  # What is raised where every further call would be useless
 
     def __post_init__(self) -> None:
-        check_url(self.base_url, self.what)
+        _check_url(self.base_url, self.what)
         if not self.key or not self.key.isascii() or not self.key.isprintable():
             raise ConfigError(f"The {self.what}'s key is empty or has characters that no header can carry")
 
@@ -98,12 +98,12 @@ def shown_url(url: str) -> str:
     """Return an address without user, password and query."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # brackets that are no IPv6 address; `check_url` refuses them
+    except ValueError:  # brackets that are no IPv6 address; `_check_url` refuses them
         return url.rpartition("@")[2].partition("?")[0]
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def check_url(url: str, what: str) -> None:
+def _check_url(url: str, what: str) -> None:
     """Refuse what is no address of an endpoint, such as one with the port 99999; user and password are not shown."""
     try:
         parts = urlsplit(url)

@@ -93,13 +93,13 @@ class Diagnosis(Tabular):
             **{name: getattr(self, name) for name in names},
             "groups": list(self.to_rows()),
             "advice": {**asdict(self.advice), "recipe": self.advice.recipe and self.advice.recipe.name},
-            "whole": result_values(self.found.whole),
-            "together": result_values(self.found.together),
+            "whole": _result_values(self.found.whole),
+            "together": _result_values(self.found.together),
             "no_swap": self.found.no_swap,
             "sum_of_parts": self.found.sum_of_parts,
-            "additivity": result_values(self.found.additivity),
-            "noise_ratio": result_values(self.found.noise_ratio),
-            **{part: [result_values(result) for result in getattr(self, part)] for part in parts},
+            "additivity": _result_values(self.found.additivity),
+            "noise_ratio": _result_values(self.found.noise_ratio),
+            **{part: [_result_values(result) for result in getattr(self, part)] for part in parts},
             "texts": [asdict(text) for text in self.texts],
             "run": asdict(self.run),
         }
@@ -114,7 +114,7 @@ class Diagnosis(Tabular):
         return "\n".join([*lines, "", *lines_of_run(self.run)])
 
 
-def result_values(result: MetricResult | None) -> dict[str, Any] | None:
+def _result_values(result: MetricResult | None) -> dict[str, Any] | None:
     """Return a result as plain values."""
     if result is None:
         return None

@@ -61,7 +61,7 @@ from mlflow_compress.tracking.tracker import Tracker
 _CONTEXT = 12  # tokens shown before a change
 
 
-def texts_of(corpora: Sequence[Corpus], model: LoadedModel, settings: DiagnosisConfig) -> dict[str, Windows]:
+def _texts_of(corpora: Sequence[Corpus], model: LoadedModel, settings: DiagnosisConfig) -> dict[str, Windows]:
     """Return the texts of every corpus: windows one after the other, of which every token but the first is scored."""
     encoder = Encoder(model.tokenizer, model.max_length)
     texts = {}
@@ -72,7 +72,7 @@ def texts_of(corpora: Sequence[Corpus], model: LoadedModel, settings: DiagnosisC
     return texts
 
 
-class TokenTexts:
+class _TokenTexts:
     """What the tokens of the measured texts read as."""
 
     def __init__(self, windows: Mapping[str, Windows], tokenizer: Any) -> None:
@@ -120,7 +120,7 @@ _MOST_KINDS = 8
 PREFIX = "diagnose"
 
 
-def diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
+def _diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
     """Return the metrics of the run, all below one prefix and fewer than 50, whatever the model."""
     results = diagnosis.found
     values = {
@@ -159,7 +159,7 @@ RECIPE = "recipe"  # artifact folder
 _MORE_BITS = 8  # of the groups to keep
 
 
-def advise(
+def _advise(
     swappable: GroupsFound,
     differences: Differences,
     model: Any,
@@ -212,7 +212,7 @@ def advise(
     return replace(advice, recipe=path, calibration=asked)
 
 
-def write_diagnosis(
+def _write_diagnosis(
     store: Tracker, run: TrackedRun, diagnosis: Diagnosis, records: SwapDistances, manifest: CheckpointManifest
 ) -> None:
     """Log everything on the run."""
@@ -221,7 +221,7 @@ def write_diagnosis(
 
     advice = diagnosis.advice
     recipe = "" if advice.recipe is None else f"The recipe for it is {RECIPE}/{advice.recipe.name} of this run."
-    run.log_values(diagnosis_values(diagnosis))
+    run.log_values(_diagnosis_values(diagnosis))
     run.log_json(diagnosis.to_dict(), "diagnosis.json")
     with scratch_folder(store.uri) as folder:
         figures = draw_diagnosis(diagnosis.found, diagnosis.positions, diagnosis.classes, folder / "figures")
@@ -311,17 +311,17 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
             models = load_model(base.config), load_model(variant.config)
             differences = find_differences(models[0].model, models[1].model)
             say(f"{manifest.label} differs from {label} in {len(differences.groups)} groups of weights")
-            windows = texts_of(corpora, models[0], config.diagnosis)
+            windows = _texts_of(corpora, models[0], config.diagnosis)
             records, groups, whole_model_reason = _measure(config, models, differences, windows, resume)
             categories = _categories(models, inputs.with_chat_template(base.tokenizer, suite), resume)
         table = SwapTable.of(records)
-        texts = TokenTexts(windows, base.tokenizer)
+        texts = _TokenTexts(windows, base.tokenizer)
         tokens, texts_of_tokens, before = texts.rows(table)
         with scratch_folder(opened.uri) as scratch:
             recipes = scratch / RECIPE
             recipes.mkdir()
             source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
-            advice = advise(groups, differences, models[0].model, source, manifest, recipes)
+            advice = _advise(groups, differences, models[0].model, source, manifest, recipes)
             if advice.recipe is not None:
                 run.log_folder(recipes, RECIPE)
         diagnosis = Diagnosis(
@@ -341,7 +341,7 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
             records_folder=Path(),
             run=opened.link(run.run_id),
         )
-        write_diagnosis(opened, run, diagnosis, records, manifest)
+        _write_diagnosis(opened, run, diagnosis, records, manifest)
     run_id = diagnosis.run.run_id
     if advice.recipe is not None:
         advice = replace(advice, recipe=opened.fetch(run_id, RECIPE) / advice.recipe.name)

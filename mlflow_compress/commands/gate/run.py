@@ -120,7 +120,7 @@ class GateVerdict(Tabular):
         return "\n\n".join(["\n".join(lines), *lines_of_run(self.run)])
 
 
-def restricted(records: RunRecords, keys: pa.Array) -> RunRecords:
+def _restricted(records: RunRecords, keys: pa.Array) -> RunRecords:
     """Return the records of some items alone, in the original order of their options."""
     kept = {}
     for column in fields(records):
@@ -163,14 +163,14 @@ def in_order(values: Float, items: models.Keys, order: models.Keys) -> list[floa
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemsInGroups:
+class _ItemsInGroups:
     """Which items belong together because they share something, such as a passage."""
 
     of: Mapping[ItemKey, int]  # Code of each item's group
     largest: Mapping[str, int]  # By check: most items of one group that it is about
 
     @classmethod
-    def find(cls, checks: Sequence[ItemCheck], view: ItemTable, headline: Sequence[str]) -> "ItemsInGroups":
+    def find(cls, checks: Sequence[ItemCheck], view: ItemTable, headline: Sequence[str]) -> "_ItemsInGroups":
         """Return the groups of the items, of which some checks are about some."""
         names = zip(view.task.tolist(), view.item_id.tolist(), strict=True)
         largest = {
@@ -182,13 +182,13 @@ class ItemsInGroups:
 
 
 @dataclass(kw_only=True)
-class ChecksSoFar:
+class _ChecksSoFar:
     """The checks of a policy, and their values in the order in which items were looked at."""
 
     policy: ItemPolicy
     headline: tuple[str, ...]  # Families that pooled checks are about
     error: float  # Level of all verdicts together
-    in_groups: ItemsInGroups
+    in_groups: _ItemsInGroups
     values: dict[str, list[float]] = field(default_factory=dict)  # By check: one value per item that has one
     groups: dict[str, list[int]] = field(default_factory=dict)  # By check: the group of each of these items
     # Verdict of every decided check, with the number of items that the gate had looked at
@@ -255,7 +255,7 @@ class ChecksSoFar:
         )
 
 
-def needed_items(
+def _needed_items(
     checks: Sequence[ItemCheck], inputs: MetricInputs, headline: Sequence[str]
 ) -> tuple[list[ItemKey], int]:
     """Return the items that some check is about and that the baseline has answered, and how many it has not."""
@@ -266,19 +266,19 @@ def needed_items(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateWork:
+class _GateWork:
     """What one gate has to decide, and from what."""
 
     config: GateConfig
     policy: Policy
     wanted: ItemPolicy  # The policy's gates, with the checks of items
     made: Made  # The variant
-    timed: "MeasuredForGate"
-    judged: "Callable[[], MeasuredForGate]"  # Lets both models answer instructions, at the first call
+    timed: "_MeasuredForGate"
+    judged: "Callable[[], _MeasuredForGate]"  # Lets both models answer instructions, at the first call
     baseline: Baseline
     families: tuple[str, ...]  # Families that pooled checks are about
     order: models.Keys  # The items in the order in which they are looked at
-    groups: ItemsInGroups
+    groups: _ItemsInGroups
     n_unanswered: int  # Items that the baseline has not answered, and that no gate looks at
     conditions: Mapping[str, str]  # Under which the variant is compared
 
@@ -287,12 +287,12 @@ class GateWork:
         assert items is not None
         seed = self.config.source.seed
         return MetricInputs(
-            baseline=restricted(self.baseline.records, row_keys(items)),
+            baseline=_restricted(self.baseline.records, row_keys(items)),
             variant=records,
             settings=MetricSettings(seed=seed, split_seed=seed),
         )
 
-    def account(self, so_far: ChecksSoFar) -> Account:
+    def account(self, so_far: _ChecksSoFar) -> Account:
         """Return the account of the items so far; those that the baseline has not answered count in proportion."""
         if not so_far.parts:
             return Account(asked=0, setting=self.conditions)
@@ -308,7 +308,7 @@ class GateWork:
         return replace(looked, asked=looked.asked + left_out, unscored={**looked.unscored, **more})
 
 
-def at_once(work: GateWork) -> list[GateRow]:
+def at_once(work: _GateWork) -> list[GateRow]:
     """Return the gates that need no item."""
     made, timed = work.made, work.timed
     sizes = size_values(made) if isinstance(made, CheckpointManifest) else {}
@@ -330,7 +330,7 @@ def _row(
     return GateRow(gate=number + 1, name=reason, verdict="pass" if passed else "fail", by=by, reason=reason)
 
 
-def is_sure(work: GateWork, so_far: ChecksSoFar) -> bool:
+def _is_sure(work: _GateWork, so_far: _ChecksSoFar) -> bool:
     """Return whether more items can no longer change the verdict, at the error level."""
     policy, verdicts = work.policy, so_far.by_gate().values()
     if "fail" in verdicts:
@@ -342,7 +342,7 @@ def is_sure(work: GateWork, so_far: ChecksSoFar) -> bool:
     return enough and all(verdict == "pass" for verdict in verdicts)
 
 
-def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLink) -> GateVerdict:
+def _verdict_of_gate(work: _GateWork, so_far: _ChecksSoFar, label: str, run: RunLink) -> GateVerdict:
     """Return the verdict: of the items so far, or of the fixed-n rule where all of them left a gate open."""
     policy, made, available = work.policy, work.made, len(work.order)
     rows = [*at_once(work), *so_far.rows()]
@@ -362,7 +362,7 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
         rows = [row for row in rows if row.gate - 1 not in open_gates]
         rows += [replace(row, n=so_far.n_items) for row in decided]
         failed = {row.gate for row in rows if row.verdict == "fail"}
-    answered = MeasuredForGate() if failed else work.judged()
+    answered = _MeasuredForGate() if failed else work.judged()
     for number in sorted(work.wanted.of_answers):
         row = _row(number, work.wanted.gates[number].checks(answered.values), "answers")
         rows.append(replace(row, verdict="undecided") if failed else row)
@@ -413,7 +413,7 @@ def verdict_of_gate(work: GateWork, so_far: ChecksSoFar, label: str, run: RunLin
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredForGate:
+class _MeasuredForGate:
     """What another stage has found for the gates that read it."""
 
     values: Mapping[str, float] = field(default_factory=dict)  # What gates read, by name; empty where it did not run
@@ -421,23 +421,23 @@ class MeasuredForGate:
     remark: str = ""  # What was found, in one sentence; empty where the policy does not ask
 
 
-def timed_for_gate(config: SpeedConfig, policy: Policy, store: Tracker) -> MeasuredForGate:
+def _timed_for_gate(config: SpeedConfig, policy: Policy, store: Tracker) -> _MeasuredForGate:
     """Time the checkpoint beside its baseline in a run of its own, where a gate asks; return what gates read of it."""
     gates = gates_of(policy.model_copy(update={"objective": Objective()}))  # a gate ranks nothing
     if not gates.asks_speed:
-        return MeasuredForGate()
+        return _MeasuredForGate()
     measured = run_speed(config, store)
-    return MeasuredForGate(
+    return _MeasuredForGate(
         values=read_gates(measured.results, gates.readings),
         reason="; ".join(dict.fromkeys(measured.not_computed.values())),
         remark=f"{measured.summary}.",
     )
 
 
-def judged_for_gate(config: JudgeConfig, policy: Policy, store: Tracker) -> MeasuredForGate:
+def _judged_for_gate(config: JudgeConfig, policy: Policy, store: Tracker) -> _MeasuredForGate:
     """Let both models answer instructions in a run of its own, and return what gates read of the answers."""
     results = list(run_judge(config, store).results)
-    return MeasuredForGate(values=read_gates(results, gates_of(policy).readings), remark=for_users(headline(results)))
+    return _MeasuredForGate(values=read_gates(results, gates_of(policy).readings), remark=for_users(headline(results)))
 
 
 _DECIDED = {
@@ -448,7 +448,7 @@ _DECIDED = {
 }
 
 
-def verdict_markdown(verdict: GateVerdict) -> str:
+def _verdict_markdown(verdict: GateVerdict) -> str:
     """Return the verdict as Markdown, as a job summary shows it."""
     lines = [
         f"## {'Passed' if verdict.passed else 'Failed'}: "
@@ -473,12 +473,12 @@ def verdict_markdown(verdict: GateVerdict) -> str:
     return "\n".join([*lines, "", *(f"- {escape_markdown(note)}" for note in notes), ""])
 
 
-def write_verdict(verdict: GateVerdict, folder: Path) -> None:
+def _write_verdict(verdict: GateVerdict, folder: Path) -> None:
     """Write both files into a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)
     values = json.dumps({**verdict.to_dict(), "exit_code": verdict.exit_code}, indent=1, allow_nan=False)
     atomic.write(folder / "verdict.json", f"{values}\n".encode())
-    atomic.write(folder / "verdict.md", verdict_markdown(verdict).encode())
+    atomic.write(folder / "verdict.md", _verdict_markdown(verdict).encode())
 
 
 def run_gate(
@@ -520,19 +520,19 @@ def run_gate(
         if not set(families) & set(inputs.view.scored):
             wanted = _without_kl(wanted)
 
-        keys, n_unanswered = needed_items(wanted.checks, inputs, families)
-        groups = ItemsInGroups.find(wanted.checks, inputs.view, families)
+        keys, n_unanswered = _needed_items(wanted.checks, inputs, families)
+        groups = _ItemsInGroups.find(wanted.checks, inputs.view, families)
         order = shuffled(keys, groups.of, config.source.seed)
         _check_counts(policy, order)
-        work = GateWork(
+        work = _GateWork(
             config=config,
             policy=policy,
             wanted=wanted,
             made=made,
-            timed=timed_for_gate(config.of_stage(SpeedConfig), policy, store),
-            judged=cache(partial(judged_for_gate, config.of_stage(JudgeConfig), policy, store))
+            timed=_timed_for_gate(config.of_stage(SpeedConfig), policy, store),
+            judged=cache(partial(_judged_for_gate, config.of_stage(JudgeConfig), policy, store))
             if wanted.of_answers
-            else MeasuredForGate,
+            else _MeasuredForGate,
             baseline=baseline,
             families=families,
             order=order,
@@ -553,13 +553,13 @@ def run_gate(
             load_once = cache(lambda: variant.listing(listed).scorer(variant.load()))
             scorer = models.BlockScorer(suite=suite, scorer=load_once, states=states, folder=folder)
             so_far = _look(work, scorer, progress)
-            verdict = verdict_of_gate(work, so_far, label, store.link(run.run_id))
+            verdict = _verdict_of_gate(work, so_far, label, store.link(run.run_id))
             with scratch_folder(store.uri) as scratch:
                 models.joined_records(so_far.parts).write(scratch)
                 run.log_folder(scratch, RECORDS)
         _log(store, run, verdict)
     if config.output is not None:
-        write_verdict(verdict, Path(config.output))
+        _write_verdict(verdict, Path(config.output))
     return verdict
 
 
@@ -595,9 +595,9 @@ def _check_counts(policy: Policy, order: models.Keys) -> None:
             )
 
 
-def _look(work: GateWork, scorer: models.BlockScorer, progress: Say) -> ChecksSoFar:
+def _look(work: _GateWork, scorer: models.BlockScorer, progress: Say) -> _ChecksSoFar:
     """Look at block after block until the verdict is sure; return what is known."""
-    so_far = ChecksSoFar(policy=work.wanted, headline=work.families, error=work.config.error, in_groups=work.groups)
+    so_far = _ChecksSoFar(policy=work.wanted, headline=work.families, error=work.config.error, in_groups=work.groups)
     if any(row.verdict == "fail" for row in at_once(work)):
         return so_far
     for number, keys in blocks(work.order, work.groups.of, work.config.block):
@@ -608,7 +608,7 @@ def _look(work: GateWork, scorer: models.BlockScorer, progress: Say) -> ChecksSo
         verdicts = so_far.by_gate().values()
         decided = sum(verdict != "undecided" for verdict in verdicts)
         progress(f"{so_far.n_items} of {len(work.order)} items: {decided} of {len(verdicts)} gates decided")
-        if is_sure(work, so_far):
+        if _is_sure(work, so_far):
             break
     return so_far
 
@@ -622,8 +622,8 @@ def _log(store: Tracker, run: TrackedRun, verdict: GateVerdict) -> None:
         }
     )
     with scratch_folder(store.uri) as scratch:
-        write_verdict(verdict, scratch)
+        _write_verdict(verdict, scratch)
         for path in sorted(scratch.iterdir()):
             run.log_file(path)
     run.set_tags({run_names.VERDICT: verdict.verdict, "passed": str(verdict.passed).lower()})
-    run.set_note(verdict_markdown(verdict))
+    run.set_note(_verdict_markdown(verdict))

@@ -107,7 +107,7 @@ AskJudge = Callable[[JudgeInputs], Judged]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnsweredInstructions:
+class _AnsweredInstructions:
     """The answers of both models, and the judges that can say something about them."""
 
     judges: Mapping[str, AskJudge]
@@ -127,7 +127,7 @@ def _answer(
     store: Tracker,
     run: TrackedRun,
     say: Say,
-) -> AnsweredInstructions:
+) -> _AnsweredInstructions:
     """Generate the answers that no earlier run has."""
     base, compressed = open_both(config, say)
     runs = AnswerRuns(config, store, instructions, base, OneLoaded())
@@ -143,7 +143,7 @@ def _answer(
     if decoded is not None:
         greedy = {"baseline": decoded[1], "variant": runs.variant_greedy(run, compressed, decoded)}
     runs.load.free()
-    return AnsweredInstructions(
+    return _AnsweredInstructions(
         judges=judges,
         baseline=baseline,
         again=again,
@@ -159,7 +159,7 @@ def _answer(
 
 
 def _ask(
-    answered: AnsweredInstructions, instructions: list[Instruction], spending: Spending, run: TrackedRun, say: Say
+    answered: _AnsweredInstructions, instructions: list[Instruction], spending: Spending, run: TrackedRun, say: Say
 ) -> dict[str, Judged]:
     """Ask every judge. What was spent is logged too when one stops, or is stopped."""
     answers = JudgeInputs(
@@ -181,7 +181,7 @@ def _ask(
 
 def _metric_inputs(
     config: JudgeConfig,
-    answered: AnsweredInstructions,
+    answered: _AnsweredInstructions,
     judged: Mapping[str, Judged],
     instructions: list[Instruction],
     settings: metric_inputs.MetricSettings,

@@ -231,10 +231,10 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
             config = resumed(given, str(given.resume), tracker, finished)
         config = config.with_values(output_dir=str(out_folder(config.compression.output_dir, tracking_uri())))
         known = check(config)
-        asked = None if config.resume is not None else digest_of(config)
+        asked = None if config.resume is not None else _digest_of(config)
         with unfinished_until_ended(given):
             tracker = Tracker(given.experiment)
-            if asked is not None and (earlier := done_before(tracker, config, asked, say)):
+            if asked is not None and (earlier := _done_before(tracker, config, asked, say)):
                 return earlier
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
@@ -266,7 +266,7 @@ _OF_LATER_STAGES = {"judge", "speed", *(STAGES["judge"] | STAGES["speed"]) - (ST
 _PLUG_INS = ("commands", "engines", "judges", "methods", "metrics", "tasks")
 
 
-def digest_of(config: MainConfig) -> str | None:
+def _digest_of(config: MainConfig) -> str | None:
     """Return a hash of all that decides a main run but its judge and speed: parameters, files, software, machine.
 
     None where a model is served.
@@ -293,7 +293,7 @@ def digest_of(config: MainConfig) -> str | None:
     return digest(deciding)
 
 
-def done_before(tracker: Tracker, config: MainConfig, asked: str, say: Say) -> VariantRun | None:
+def _done_before(tracker: Tracker, config: MainConfig, asked: str, say: Say) -> VariantRun | None:
     """Return the results of a finished main run that has what is asked, and whose checkpoint is still there."""
     later = stage_keys(config, "", "")
     del later[run_names.EVALUATED_KEY]  # `asked` stands for it

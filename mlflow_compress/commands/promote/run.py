@@ -98,7 +98,7 @@ def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
     return Competition(label=label, evaluation=chosen, left_out=tuple(left_out))
 
 
-def verdict_of(settlement: Settlement, alias: str, incumbent: Incumbent | None, version: str | None) -> str:
+def _verdict_of(settlement: Settlement, alias: str, incumbent: Incumbent | None, version: str | None) -> str:
     """Return what happened to the alias, in one sentence. `version` is the winner's; None before it is registered."""
     winner = settlement.winner
     if settlement.outcome == "nothing":
@@ -117,7 +117,7 @@ def verdict_of(settlement: Settlement, alias: str, incumbent: Incumbent | None, 
     return f"{winner.name} (version {version}) is now '{alias}'{before}."
 
 
-def remarks_of(competition: Competition, naming: str | None, settlement: Settlement) -> list[str]:
+def _remarks_of(competition: Competition, naming: str | None, settlement: Settlement) -> list[str]:
     """Return remarks on the decision: what was compared and left out, names of several, why the champion stays."""
     lines = [f"Compared: {competition.evaluation.described}, baseline '{competition.label}'."]
     lines += [f"Left out, not comparable: {group}." for group in competition.left_out]
@@ -130,7 +130,7 @@ def remarks_of(competition: Competition, naming: str | None, settlement: Settlem
     return [*lines, naming] if naming else lines
 
 
-def decision_markdown(verdict: str, remarks: list[str], decision: Decision) -> str:
+def _decision_markdown(verdict: str, remarks: list[str], decision: Decision) -> str:
     """Return the decision as Markdown: the verdict, the remarks, and a table of candidates with reasons."""
     lines = [verdict, "", *(f"- {remark}" for remark in remarks), ""]
     shown: dict[str, Any] = {name: cells for name, cells in decision.as_table().items() if name != "run_id"}
@@ -138,7 +138,7 @@ def decision_markdown(verdict: str, remarks: list[str], decision: Decision) -> s
     return "\n".join([*lines, Table(columns=[Column(name, left=True) for name in shown], rows=rows).markdown()])
 
 
-def decision_record(
+def _decision_record(
     competition: Competition,
     registered_model: str,
     policy: Policy,
@@ -241,13 +241,13 @@ def _promote(
     winner = settlement.winner
     failed = [f for o in unwaived.outcomes if o.candidate is winner and not o.passed for f in o.failed]
     waived = "" if waiver is None or not failed else f" {waiver.described}. Without it: {'; '.join(failed)}."
-    remarks = remarks_of(competition, naming, settlement)
+    remarks = _remarks_of(competition, naming, settlement)
     if waiver is not None and not failed:
         remarks.append(f"The waiver of {waiver.requirement} makes no difference to the winner.")
     remarks += _about_choice(tracker, winner, decision, policy, gates)
 
     def verdict_with(version: str | None) -> str:
-        return verdict_of(settlement, config.alias, incumbent, version) + waived
+        return _verdict_of(settlement, config.alias, incumbent, version) + waived
 
     has_it = incumbent if settlement.outcome == "waiting" else winner or incumbent
     promotion = Promotion(
@@ -281,10 +281,10 @@ def _promote(
         run.log_params(
             {**as_text(config), **_bounds(policy, gates), "model": competition.label, "evaluation": evaluation.id}
         )
-        record = decision_record(competition, name, policy, gates, decision, settlement, incumbent, waiver)
+        record = _decision_record(competition, name, policy, gates, decision, settlement, incumbent, waiver)
         run.log_json({**record, "version": version, "verdict": verdict}, "decision.json")
         run.log_table(decision.as_table(), "decision_table.json")
-        note = decision_markdown(verdict, remarks, decision)
+        note = _decision_markdown(verdict, remarks, decision)
         run.log_text(note + "\n", "decision.md")
         run.log_text(policy_yaml(policy), "policy.yaml")
         promoted = "nothing" if settlement.outcome == "nothing" else promotion.champion or "nothing"

@@ -182,7 +182,7 @@ def _check_claims(stated: Mapping[str, Any]) -> None:
         raise DataError("The evaluation id is not that of the environment", got=stated["evaluation_id"])
 
 
-def records_of_receipt(receipt: Receipt) -> MetricInputs:
+def _records_of_receipt(receipt: Receipt) -> MetricInputs:
     """Return the records of a verified receipt that holds them."""
     files = _unzipped(receipt.path.read_bytes(), receipt.path)
     return _inputs(receipt.stated, {name: content for name, content in files.items() if name != ENVELOPE})
@@ -295,7 +295,7 @@ def compare_two(first: Path, second: Path, key: Path | None, other_key: Path | N
         )
     pair = documents = None
     if all(receipt.with_records for receipt in receipts):
-        records = [records_of_receipt(receipt) for receipt in receipts]
+        records = [_records_of_receipt(receipt) for receipt in receipts]
         documents = by_document(*records)
         with suppress(DataError):  # evaluations of running text alone have no items
             [pair] = separate(list(zip("AB", map(item_scores, records), strict=True)))

@@ -95,7 +95,7 @@ def candidates_of(
     task or category of the policy that no variant has results of is a `ConfigError`.
     """
     stages = _MEASURING if policy.readings or policy.asks_stages else ()
-    children = finished_children(tracker, label, (*stages, *([_QUANTIZE] if policy.asks_sizes else [])))
+    children = _finished_children(tracker, label, (*stages, *([_QUANTIZE] if policy.asks_sizes else [])))
     candidates = []
     places: set[tuple[str, str]] = set()
     for variant in variants:
@@ -167,7 +167,7 @@ def made_once(run: Any) -> bool:
     return text == NONE and run.data.tags[run_names.METHOD] not in (SERVED_METHOD, "checkpoint")
 
 
-def finished_children(tracker: Tracker, label: str, stages: Iterable[str]) -> dict[str, dict[str, Any]]:
+def _finished_children(tracker: Tracker, label: str, stages: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the newest finished run of some stages of a baseline's main runs, by main run and stage."""
     children: dict[str, dict[str, Any]] = {}
     for stage in stages:

@@ -47,7 +47,7 @@ def answer_setting(judge: Any) -> AnswerSetting | None:
     """Return the setting of a judge run; None if it embedded no answers."""
     params = judge.data.params
     name = params.get(f"{RESOLVED}encoder", params.get("encoder"))
-    if not any(metric in judge.data.metrics for metric in similarity_metrics()) or name is None:
+    if not any(metric in judge.data.metrics for metric in _similarity_metrics()) or name is None:
         return None
     return AnswerSetting(judge.data.tags[ANSWERS_RUN], params["encoder_id"], name)
 
@@ -75,7 +75,7 @@ def _named(setting: AnswerSetting) -> str:
     return f"{setting.encoder} ({setting.encoder_id[:8]})"
 
 
-def similarity_metrics() -> frozenset[str]:
+def _similarity_metrics() -> frozenset[str]:
     """Return the names of the metrics that are computed from embedded answers."""
     return frozenset(key.name for _, metric in METRICS.items() if EMBEDDINGS in metric.requires for key in metric.keys)
 
@@ -144,7 +144,7 @@ def _without_unlike_answers(
             judge = finished_judge(children[str(variant.run_id)])
             if judge is not None and (setting := answer_setting(judge)) is not None:
                 settings[str(variant.run_id)] = setting
-    apart, metrics = unlike(settings), similarity_metrics()
+    apart, metrics = unlike(settings), _similarity_metrics()
     return [
         replace(
             v,

@@ -44,7 +44,7 @@ from mlflow_compress.tracking.tracker import Tracker
 WITHIN = 0.1  # of a ratio: the ends of an interval that is narrow enough
 
 
-def imprecise(results: Sequence[MetricResult]) -> list[MetricResult]:
+def _imprecise(results: Sequence[MetricResult]) -> list[MetricResult]:
     """Return the ratios of speed whose interval is wider than that."""
     ratios = [(r, r.low, r.high) for r in results if r.name.startswith(("speed/decode_ratio", "speed/prefill_ratio"))]
     return [r for r, low, high in ratios if low and high and max(r.value / low, high / r.value) > 1 + WITHIN]
@@ -73,7 +73,7 @@ class SpeedMeasurement(Measurement):
             parts.append(f"{what} (batch {batch}) {ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]")
         if memory := self.pooled.get("speed/memory_peak_ratio"):
             parts.append(f"peak memory {memory.value:.2f}x [{memory.low:.2f}, {memory.high:.2f}]")
-        wide = imprecise(self.results)
+        wide = _imprecise(self.results)
         noisy = f" (noisy: after {wide[0].n} rounds an interval is wider than {WITHIN:.0%})" if wide else ""
         return f"{self.name} against {self.baseline} in {self._runtime}: {', '.join(parts)}{noisy}"
 
@@ -124,7 +124,7 @@ def are_precise(timings: Mapping[str, Timings]) -> bool:
     if "baseline" not in timings:
         return True
     baseline, variant = (RunRecords(timings=timings[who]) for who in ("baseline", "variant"))
-    return not imprecise(serving_speed.compute(MetricInputs(baseline=baseline, variant=variant)))
+    return not _imprecise(serving_speed.compute(MetricInputs(baseline=baseline, variant=variant)))
 
 
 def _values(times: Mapping[str, timing.ModelTimes]) -> dict[str, float]:

@@ -105,13 +105,13 @@ class TwoBackendMethod(ForLayers[B]):
     def check(self, config: B, source: SourceModel) -> None:
         super().check(config, source)
         if config.backend == NAME:
-            check_supported(source, self.name, self.quantize_config(config))
+            _check_supported(source, self.name, self.quantize_config(config))
         else:
             self.check_llmcompressor(source)
 
     def compress(self, job: CompressionJob[B]) -> Logits:
         if job.config.backend == NAME:
-            return quantize_by_gptqmodel(job, self.quantize_config(job.config))
+            return _quantize_by_gptqmodel(job, self.quantize_config(job.config))
         return super().compress(job)
 
     def quantize_config(self, config: B) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class TwoBackendMethod(ForLayers[B]):
         """Raise an error for what llm-compressor does not support with this model; the default accepts everything."""
 
 
-def load_for_gptqmodel() -> None:
+def _load_for_gptqmodel() -> None:
     """Import gptqmodel with at least two workers: its default on two cores is one.
 
     It reads the number from the environment. A value that is already set is not changed.
@@ -132,9 +132,9 @@ def load_for_gptqmodel() -> None:
     import gptqmodel  # noqa: F401
 
 
-def check_supported(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
+def _check_supported(source: SourceModel, method: str, settings: dict[str, Any]) -> None:
     """Raise `UnsupportedError` for architectures, group sizes and layers that gptqmodel does not support."""
-    load_for_gptqmodel()
+    _load_for_gptqmodel()
     from gptqmodel.models.auto import SUPPORTED_MODELS
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
     from gptqmodel.nn_modules.qlinear.torch_awq import AwqTorchLinear
@@ -165,13 +165,13 @@ def check_supported(source: SourceModel, method: str, settings: dict[str, Any]) 
             )
 
 
-def quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str, Any]) -> Logits:
+def _quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str, Any]) -> Logits:
     """Quantize on the calibration set, save, and return the logits of the packed weights.
 
     The base is read in its own dtype, in which gptqmodel also runs the calibration text; layers are solved in float32.
     `settings` are those of `gptqmodel.QuantizeConfig`. The logits are of the packed layers, dequantized.
     """
-    load_for_gptqmodel()
+    _load_for_gptqmodel()
     import torch
     from gptqmodel import BACKEND, GPTQModel, QuantizeConfig
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def token_counter(unused: list[str]) -> Any:
+def _token_counter(unused: list[str]) -> Any:
     """Return a modifier that fills `unused` with the experts to which the router sends no calibration token.
 
     llm-compressor calibrates every expert on all tokens, so such an expert is calibrated too, but on the inputs of the
@@ -143,7 +143,7 @@ def _run(
             ) from error
         _require_same_function(job, model, before, "form of its experts")
         if job.calibration is not None:
-            modifiers.insert(0, token_counter(job.experts_without_tokens))
+            modifiers.insert(0, _token_counter(job.experts_without_tokens))
     data: dict[str, Any] = {"pipeline": "datafree"}
     if job.calibration is not None:
         samples, length = job.calibration.ids.shape

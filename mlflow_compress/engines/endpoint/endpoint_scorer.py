@@ -102,7 +102,7 @@ class ShownLists:
         ]
 
 
-def write_lists(folder: Path, lists: Mapping[bytes, routes.TopList]) -> None:
+def _write_lists(folder: Path, lists: Mapping[bytes, routes.TopList]) -> None:
     """Store the lists that a server has shown in one pass over requests, by the key of their position."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = {
@@ -119,7 +119,7 @@ _BATCH = 1024  # only numbers the rows: a server makes its own batches
 
 
 @dataclass(frozen=True)
-class TopBound:
+class _TopBound:
     """What two lists say about the divergence of their distributions."""
 
     kl: float  # KL of the merged distributions in nats: at most the exact KL(baseline || variant)
@@ -268,7 +268,7 @@ class ServedAnswers:
         return f"The answers to {n_kept} of {len(requests)} are kept: the same command again asks only for the rest"
 
 
-class AskedModel(Protocol):
+class _AskedModel(Protocol):
     """Interface of a served model, as far as scoring asks it."""
 
     @property
@@ -295,7 +295,7 @@ class EndpointScorer:
     describes the last pass over requests.
     """
 
-    def __init__(self, loaded: AskedModel, *, repeat: int = 0, listed: Collection[ItemKey] | None = None) -> None:
+    def __init__(self, loaded: _AskedModel, *, repeat: int = 0, listed: Collection[ItemKey] | None = None) -> None:
         self.loaded = loaded
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
         self.report: ServedReport | None = None
@@ -330,7 +330,7 @@ class EndpointScorer:
         shown = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows, tops), label="options")
         scores = option_scores(requests, encoded, targets, place, _arrays(targets, shown))
         if capture is not None:
-            write_lists(capture, {plan.keys[row].tobytes(): shown.top.get(row, NO_LIST) for row in sorted(shown.best)})
+            _write_lists(capture, {plan.keys[row].tobytes(): shown.top.get(row, NO_LIST) for row in sorted(shown.best)})
         n_unscored = sum(value is None for value in scores.column("loglik").tolist())
         self._record_report("options", answers, began, requests, encoded, n_unscored)
         if baseline is None:
@@ -471,7 +471,7 @@ class EndpointScorer:
         written = 0 if question.scored and can.echo_alone else 1
         return can.max_length is None or len(question.tokens) + written <= can.max_length
 
-    def _bounds(self, told: Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, TopBound], set[int], int]:
+    def _bounds(self, told: Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, _TopBound], set[int], int]:
         """Return the bound at every row, the rows whose list the baseline lacks, and the length of the lists."""
         longest = min(self.loaded.can.n_top, baseline.most)
         k = next((rung for rung in TOP_LADDER if rung <= longest), 0)
@@ -485,7 +485,7 @@ class EndpointScorer:
         return bounds, lists.keys() - bounds.keys(), k
 
 
-def top_k_bound(baseline: routes.TopList, variant: routes.TopList) -> TopBound:
+def top_k_bound(baseline: routes.TopList, variant: routes.TopList) -> _TopBound:
     """Return the KL divergence after all tokens that are not in both lists were merged into one.
 
     It is the least that the two lists allow (data-processing inequality).
@@ -504,7 +504,7 @@ def top_k_bound(baseline: routes.TopList, variant: routes.TopList) -> TopBound:
     # Both sides are normalised again: what rounding has clipped would otherwise be a divergence below zero.
     masses_p, masses_q = masses_p / masses_p.sum(), masses_q / masses_q.sum()
     kl = float(np.sum(masses_p[some] * np.log(masses_p[some] / masses_q[some])))
-    return TopBound(max(kl, 0.0), float(p.sum()), float(q.sum()), clipped)
+    return _TopBound(max(kl, 0.0), float(p.sum()), float(q.sum()), clipped)
 
 
 def _arrays(targets: Targets, told: Rows) -> Arrays:
@@ -522,13 +522,13 @@ _NO_ROWS = np.zeros(0, np.int64)  # of a request that does not fit
 
 
 def _option_bounds(
-    requests: Sequence[Request], rows: Sequence[npt.NDArray[np.int64]], bounds: Mapping[int, TopBound], k: int
+    requests: Sequence[Request], rows: Sequence[npt.NDArray[np.int64]], bounds: Mapping[int, _TopBound], k: int
 ) -> OptionBounds:
     """Return one row per request: means over its tokens; null where a token has no bound."""
     columns: dict[str, list[object]] = {
         name: [getattr(r, name) for r in requests] for name in ("task", "item_id", "permutation", "option")
     }
-    own: list[list[TopBound] | None] = []
+    own: list[list[_TopBound] | None] = []
     for places in rows:
         of_places = [bounds.get(row) for row in places.tolist()]
         there = [bound for bound in of_places if bound is not None]

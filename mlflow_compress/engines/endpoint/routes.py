@@ -174,7 +174,7 @@ CUT_ANSWER, NOT_WHOLE = "cut_answer", "not_whole"
 ABOVE_ONE, CONTRADICTION = "above_one", "contradiction"
 
 
-def log_probability(value: object) -> float | None:
+def _log_probability(value: object) -> float | None:
     """Return a log-probability; None where the server says that the probability is 0."""
     if value is None:
         raise WrongReplyError(NULL, "gave null in place of a log-probability")
@@ -193,7 +193,7 @@ def require_model(reply: Mapping[str, Any], model: str, root: str | None) -> Non
         raise WrongReplyError(OTHER_MODEL, f"answered as the model {named!r}, where {model!r} was asked for")
 
 
-def require_distribution(known: Mapping[int, float]) -> None:
+def _require_distribution(known: Mapping[int, float]) -> None:
     """Refuse a list of tokens that are together more probable than 1."""
     if (mass := sum(map(math.exp, known.values()))) > 1 + _MASS_ROUNDING:
         raise WrongReplyError(ABOVE_ONE, f"showed top tokens with a probability of {mass:.2f} together")
@@ -254,7 +254,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class CompletionsRoute:
+class _CompletionsRoute:
     """OpenAI's completions."""
 
     model: str  # Name of the model there
@@ -317,13 +317,13 @@ class CompletionsRoute:
         return [self._position(told, place, n_top) for place in range(n - question.scored, n)]
 
     def _position(self, told: "EchoedTokens", place: int, n_top: int) -> Position:
-        shown = {self.vocabulary.id_of(name): log_probability(value) for name, value in told.tops[place].items()}
+        shown = {self.vocabulary.id_of(name): _log_probability(value) for name, value in told.tops[place].items()}
         # Tokens with one text between them have one entry: only such a text explains a shorter list.
         if len(shown) < min(n_top, self.vocabulary.size) and None not in shown:
             raise WrongReplyError(SHORT_LIST, f"showed {len(shown)} top log-probabilities of {n_top} asked for")
         known = {token: value for token, value in shown.items() if token is not None and value is not None}
-        require_distribution(known)
-        logprob, there = log_probability(told.logprobs[place]), told.tops[place].get(told.tokens[place])
+        _require_distribution(known)
+        logprob, there = _log_probability(told.logprobs[place]), told.tops[place].get(told.tokens[place])
         if logprob is not None and there is not None and abs(logprob - float(there)) > _AGREEING:  # type: ignore[arg-type]
             raise WrongReplyError(
                 CONTRADICTION, f"gave a token {logprob} alone and {there} in the list of its position"
@@ -336,7 +336,7 @@ class EchoedTokens:
     """Tokens of a completion, as the server names them, with their log-probabilities and top lists."""
 
     tokens: list[str]
-    logprobs: list[object]  # As they came: `log_probability` checks those that are wanted
+    logprobs: list[object]  # As they came: `_log_probability` checks those that are wanted
     tops: Sequence[Mapping[str, object]]
     finish: str | None
     usage: Usage | None  # Of all completions of the response
@@ -377,7 +377,7 @@ def _by_position(ids: Sequence[int], shown: Sequence[Mapping[str, Any] | None]) 
 
 
 @dataclass(frozen=True)
-class LlamaCppRoute:
+class _LlamaCppRoute:
     """llama.cpp's own server, which ignores `echo`: the token that comes next, or one that it is made to write.
 
     Its log-probabilities are those of the logits, before any sampler and any bias.
@@ -412,13 +412,13 @@ class LlamaCppRoute:
             if reply.get("truncated") or n_read not in (None, n_sent):
                 raise WrongReplyError(OTHER_TOKENS, f"read {n_read} tokens of a prompt, where {n_sent} were sent")
             written = reply["completion_probabilities"][0]
-            top = {int(row["id"]): log_probability(row["logprob"]) for row in written["top_logprobs"]}
+            top = {int(row["id"]): _log_probability(row["logprob"]) for row in written["top_logprobs"]}
             n_asked = min(self.can.n_top, self.vocab_size)
             if len(top) < n_asked:
                 raise WrongReplyError(SHORT_LIST, f"showed {len(top)} top log-probabilities of {n_asked} asked for")
             known = {token: value for token, value in top.items() if value is not None}
-            require_distribution(known)
-            logprob = log_probability(written["logprob"])
+            _require_distribution(known)
+            logprob = _log_probability(written["logprob"])
             said = question.forced == int(written["id"])
             return Positions([[Position(logprob if said else None, top_list(known, self.can.n_top))]])
 
@@ -428,5 +428,5 @@ class LlamaCppRoute:
 def route_of(can: Capabilities, *, model: str, root: str, vocabulary: Vocabulary) -> Route:
     """Return how a server with these capabilities is asked."""
     if can.route == LLAMA_CPP:
-        return LlamaCppRoute(root, model, can, vocabulary.size)
-    return CompletionsRoute(model, vocabulary, can)
+        return _LlamaCppRoute(root, model, can, vocabulary.size)
+    return _CompletionsRoute(model, vocabulary, can)

@@ -20,7 +20,7 @@ _NEVER = -100
 _DATA, _END = "data: ", "[DONE]"
 
 
-class ServedStream(AbstractContextManager["ServedStream"]):
+class _ServedStream(AbstractContextManager["_ServedStream"]):
     """A served model that streams what it writes. Use it as a context manager.
 
     It must take prompts as token ids, so that their length is ours.
@@ -110,7 +110,7 @@ def served_times(models: Mapping[str, EngineModel], plan: TimingPlan) -> dict[st
         if not model.can.ids_in:
             return f"{model.can.server} takes prompts as text alone, so that their tokens are not ours to count"
     with ExitStack() as stack:
-        streams = {name: stack.enter_context(ServedStream(model)) for name, model in served.items()}
+        streams = {name: stack.enter_context(_ServedStream(model)) for name, model in served.items()}
         timings = timings_in_turn(streams, plan)
     return {
         name: ModelTimes(

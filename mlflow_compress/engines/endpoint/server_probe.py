@@ -22,7 +22,7 @@ _SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class ServerPages:
+class _ServerPages:
     """What a server tells of itself."""
 
     endpoint: EndpointConfig
@@ -30,7 +30,7 @@ class ServerPages:
     pages: Mapping[str, Mapping[str, Any]]  # By name: "version" (vLLM), "get_server_info" (SGLang), "props" (llama.cpp)
 
     @classmethod
-    def read(cls, endpoint: EndpointConfig, model: str) -> "ServerPages":
+    def read(cls, endpoint: EndpointConfig, model: str) -> "_ServerPages":
         names = ("version", "get_server_info", "props")
         pages = {name: _page(endpoint, f"{endpoint.root}/{name}") for name in names}
         listed = (_page(endpoint, f"{endpoint.called_url.rstrip('/')}/models") or {}).get("data")
@@ -93,7 +93,7 @@ TOPS = (100, 50, 20, 10, 5, 1)
 
 
 @dataclass(frozen=True)
-class ServerProbe:
+class _ServerProbe:
     """Asks a server for what it can."""
 
     endpoint: EndpointConfig
@@ -110,7 +110,7 @@ class ServerProbe:
         Tokens that are not ours are an `AlignmentError`; a server without log-probabilities that scoring can use, an
         `EndpointError`.
         """
-        pages = ServerPages.read(self.endpoint, self.model)
+        pages = _ServerPages.read(self.endpoint, self.model)
         server = pages.server
         can = routes.Capabilities(
             server=server,
@@ -332,7 +332,7 @@ ChatWanted = Literal["auto", "true", "false"]
 _TURN = "What is the capital of France? Why?"
 
 
-def probe_chat(
+def _probe_chat(
     endpoint: EndpointConfig, model: str, tokenizer: Any, wanted: ChatWanted, can: routes.Capabilities
 ) -> routes.Capabilities:
     """Return what the server `can`, with whether conversations are sent as chat completions, and why.
@@ -390,11 +390,11 @@ def open_served_model(
 ) -> served_model.ServedModel:
     """Return a served model, after its server was asked what it can.
 
-    Prompts are made by the tokenizer of `reader`, whose weights are not read. `chat` as in `probe_chat`.
+    Prompts are made by the tokenizer of `reader`, whose weights are not read. `chat` as in `_probe_chat`.
     """
     vocabulary = routes.Vocabulary(Encoder(reader.tokenizer, reader.max_length), reader.vocab_size)
-    can = ServerProbe(endpoint, name, vocabulary).run()
-    can = probe_chat(endpoint, name, reader.tokenizer, chat, can)
+    can = _ServerProbe(endpoint, name, vocabulary).run()
+    can = _probe_chat(endpoint, name, reader.tokenizer, chat, can)
     return served_model.ServedModel(
         endpoint, name, reader.tokenizer, reader.vocab_size, reader.max_length, reader.path, can
     )

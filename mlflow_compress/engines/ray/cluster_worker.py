@@ -36,7 +36,7 @@ _MOST_AGAIN = 0.05
 
 
 @dataclass(frozen=True)
-class Shard:
+class _Shard:
     """Consecutive groups of a plan, as a plan of their own. The same model gives the same rows, bit for bit."""
 
     first: int  # The groups `first` to `stop` - 1 of the whole plan
@@ -47,14 +47,14 @@ class Shard:
     targets: Targets  # The targets of its rows, which are numbered from 0
 
 
-def shards_for(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[int], n_workers: int) -> list[Shard]:
+def shards_for(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[int], n_workers: int) -> list[_Shard]:
     """Return the groups `missing` in shards: up to 16 per worker, as long as little is computed twice for them.
 
     Small shards cost little when a worker is lost, and end at about the same time. But the shards of one subject all
     compute its few-shot examples again. So there are fewer of them, down to one per worker, where that would be more
     than 5 % of all tokens.
     """
-    shards: list[Shard] = []
+    shards: list[_Shard] = []
     for per_worker in _PER_WORKER:
         shards = cut_into_shards(plan, targets, head_rows, missing, per_worker * n_workers)
         again = sum(pack.n_tokens for shard in shards for pack in shard.plan.before)
@@ -63,7 +63,7 @@ def shards_for(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[i
     return shards
 
 
-def cut_into_shards(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[int], n: int) -> list[Shard]:
+def cut_into_shards(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[int], n: int) -> list[_Shard]:
     """Return about `n` shards with about as many tokens each, which together are the groups `missing`, in order.
 
     No group of `head_rows` rows is divided. A cut is moved where that saves tokens of cached prefixes, which a shard
@@ -121,7 +121,7 @@ def _prefix_tokens(plan: Plan) -> npt.NDArray[np.int64]:
     return np.cumsum(change)[:-1]
 
 
-def _shard(plan: Plan, targets: Targets, part: Sequence[UnitGroup], first: int) -> Shard:
+def _shard(plan: Plan, targets: Targets, part: Sequence[UnitGroup], first: int) -> _Shard:
     units = plan.units[part[0].units.start : part[-1].units.stop]
     rows = slice(part[0].rows.start, part[-1].rows.stop)
     begin, end = np.searchsorted(targets.row, [rows.start, rows.stop])
@@ -133,7 +133,7 @@ def _shard(plan: Plan, targets: Targets, part: Sequence[UnitGroup], first: int) 
         while prefix not in made and prefix not in needed:
             needed[prefix] = plan.makers[prefix]
             prefix = plan.makers[prefix].prefix
-    return Shard(
+    return _Shard(
         first=first,
         stop=first + len(part),
         rows=rows,
@@ -180,7 +180,7 @@ class ModelFacts:
 class ShardTask:
     """How a shard is scored: see `ScoringPass`. `captures` says whether its states are sent back."""
 
-    shard: Shard
+    shard: _Shard
     head_rows: int
     entropy: bool
     captures: bool

@@ -59,8 +59,8 @@ class RemoteModel(FileModel):
         return facts
 
     @property
-    def execution(self) -> "ShardedExecution":
-        return ShardedExecution(self)
+    def execution(self) -> "_ShardedExecution":
+        return _ShardedExecution(self)
 
     def decode(self, job: GenerationJob) -> None:
         """Generate the answers of all rows in place, as `decoding.decode` does: its shards are the workers' tasks."""
@@ -86,7 +86,7 @@ class RemoteModel(FileModel):
             self.workers.run(len(parts), make, take)
 
 
-class ShardedExecution:
+class _ShardedExecution:
     """Runs the passes of one model on workers, shard by shard."""
 
     def __init__(self, model: RemoteModel) -> None:

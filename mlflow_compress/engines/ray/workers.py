@@ -163,7 +163,7 @@ def _answers(address: tuple[str, int]) -> bool:
 _SECONDS = 5.0
 
 
-class LineKeeper:
+class _LineKeeper:
     """Keeps what was said until it is read: an actor of its own, because a worker that computes answers nobody."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class LineKeeper:
         return taken
 
 
-class SaidLines:
+class _SaidLines:
     """What workers say about their tasks. The keeper ends when nobody refers to it any more.
 
     Workers get `keeper` as an argument and call ``keeper.say.remote(number, line)``, which does not wait.
@@ -186,7 +186,7 @@ class SaidLines:
 
     def __init__(self, ray: ModuleType) -> None:
         self._ray = ray
-        self.keeper: Any = ray.remote(LineKeeper).options(num_cpus=0, max_restarts=-1).remote()
+        self.keeper: Any = ray.remote(_LineKeeper).options(num_cpus=0, max_restarts=-1).remote()
 
     def take(self) -> list[tuple[int, str]]:
         """Return the number of the task and the line of everything that is new; nothing while the keeper is away."""
@@ -267,9 +267,9 @@ class Workers:
         """Put a value into Ray's store, once for all workers, and return the reference for a task's arguments."""
         return self._ray.put(value)
 
-    def said_lines(self) -> SaidLines:
+    def said_lines(self) -> _SaidLines:
         """Return a place for lines that workers say while they compute."""
-        return SaidLines(self._ray)
+        return _SaidLines(self._ray)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Return the result of a method from one worker. It may be called while tasks run."""

@@ -73,7 +73,7 @@ Ask = Callable[[Sequence[packing.Ids], Sequence[Sequence[int]]], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class StatesRequest:
+class _StatesRequest:
     """A sequence, and its positions whose states are wanted, in ascending order."""
 
     ids: packing.Ids
@@ -82,7 +82,7 @@ class StatesRequest:
 
 def requests_of(
     unit: packing.PackedBatch | packing.PaddedBatch, makers: dict[int, packing.PackedBatch]
-) -> list[StatesRequest]:
+) -> list[_StatesRequest]:
     """Return the sequences that yield the scored positions of a unit, in its order. None without such a position.
 
     A pack becomes one request per branch. Neighbours share their beginnings, which vLLM then finds in its cache. A
@@ -92,14 +92,14 @@ def requests_of(
     """
     if isinstance(unit, packing.PaddedBatch):
         pairs = zip(unit.sequences, unit.rows, strict=True)
-        return [StatesRequest(ids, rows.tolist()) for ids, rows in pairs if len(rows)]
+        return [_StatesRequest(ids, rows.tolist()) for ids, rows in pairs if len(rows)]
     number = unit.prefix
     parts: list[packing.Ids] = []
     while number != packing.NO_PREFIX:
         parts.append(makers[number].ids)
         number = makers[number].prefix
     before = np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
-    requests: list[StatesRequest] = []
+    requests: list[_StatesRequest] = []
     path: list[int] = []
     begin = 0  # the first token that no earlier branch has
     for token, end in enumerate(unit.ends.tolist()):
@@ -111,7 +111,7 @@ def requests_of(
         rows = unit.rows[(unit.rows >= begin) & (unit.rows <= token)]
         begin = token + 1
         if len(rows):
-            requests.append(StatesRequest(np.concatenate([before, unit.ids[path]]), unit.positions[rows].tolist()))
+            requests.append(_StatesRequest(np.concatenate([before, unit.ids[path]]), unit.positions[rows].tolist()))
     return requests
 
 
@@ -196,8 +196,8 @@ class VllmModel(FileModel):
         return self.head.model
 
     @property
-    def execution(self) -> "VllmExecution":
-        return VllmExecution(self)
+    def execution(self) -> "_VllmExecution":
+        return _VllmExecution(self)
 
     def in_this_process(self) -> LocalModel:
         """Return the same checkpoint under transformers. vLLM's process ends: memory may not hold the model twice."""
@@ -284,7 +284,7 @@ class VllmModel(FileModel):
         return open_generation_settings(self.path) or Settings.from_model_config(self.model_config)
 
 
-class VllmExecution:
+class _VllmExecution:
     """Runs the passes of one model: its body in vLLM, its head and everything behind it in this process."""
 
     whole_model_reason: str | None = None

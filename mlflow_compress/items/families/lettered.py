@@ -15,14 +15,14 @@ from mlflow_compress.records import Items, Request
 MOST_OPTIONS = 4  # most options of a question that is scored in all orders (24 for four options)
 
 
-def unchanged_order(row: task.Row) -> list[int]:
+def _unchanged_order(row: task.Row) -> list[int]:
     """Return the original order: 0, 1, 2, ..."""
     return list(range(len(row["choices"])))
 
 
-def drawn_order(row: task.Row, settings: task.TaskSettings, number: int) -> list[int]:
+def _drawn_order(row: task.Row, settings: task.TaskSettings, number: int) -> list[int]:
     """Return shuffle `number` of a row's answers, drawn uniformly from all permutations; 0 is the original order."""
-    order = unchanged_order(row)
+    order = _unchanged_order(row)
     return task.seeded(settings, row["id"], number).sample(order, len(order)) if number else order
 
 
@@ -97,7 +97,7 @@ def _task(
         """
         texts = []
         for row in examples.get(category, [])[: settings.num_fewshot]:
-            order = drawn_order(row, settings, permutation if settings.shuffle_fewshot else 0)
+            order = _drawn_order(row, settings, permutation if settings.shuffle_fewshot else 0)
             question = variation.style.question(row, variation.options(row, order))
             texts.append(f"{question} {LETTERS[order.index(row['answer'])]}")
         return variation.style.header(category, kind, texts)
@@ -177,7 +177,7 @@ def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> 
         name=names[first],
         family="lettered",
         style=styles[first],
-        orders=lambda row: [drawn_order(row, settings, number) for number in range(settings.num_shuffles + 1)],
+        orders=lambda row: [_drawn_order(row, settings, number) for number in range(settings.num_shuffles + 1)],
     )
     tasks = [_task(plain, tests, examples, settings)]
     four = [row for row in tests if len(row["choices"]) == OWN_OPTIONS]
@@ -186,7 +186,7 @@ def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> 
             name=f"{names[style]}_six",
             family="lettered_six",
             style=styles[style],
-            orders=lambda row: [unchanged_order(row)],
+            orders=lambda row: [_unchanged_order(row)],
             six=True,
         )
         tasks.append(_task(six, four, examples, settings))
@@ -195,7 +195,7 @@ def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> 
             name=f"{names[first]}_orders",
             family="lettered_orders",
             style=styles[first],
-            orders=lambda row: [list(order) for order in permutations(unchanged_order(row))],  # lexicographic
+            orders=lambda row: [list(order) for order in permutations(_unchanged_order(row))],  # lexicographic
         )
         tasks.append(_task(every, sampled(name, tests, settings), examples, settings))
     return tasks

@@ -111,7 +111,7 @@ def register_lettered(
     TASKS.register(name)(NamedTask(**described, shots=shown, rule=RULE, definition=definition.encode, build=build))
 
 
-def register_hub_tasks(name: str, source: Source, *, licence: str, items: str) -> None:
+def _register_hub_tasks(name: str, source: Source, *, licence: str, items: str) -> None:
     """Register a data set in hub layout as a named task."""
     register_lettered(
         name,
@@ -127,21 +127,21 @@ for _name, _config, _items in (
     ("arc_challenge_lettered", "ARC-Challenge", "1,172 test"),
     ("arc_easy_lettered", "ARC-Easy", "2,376 test"),
 ):
-    register_hub_tasks(
+    _register_hub_tasks(
         _name,
         Source(dataset="allenai/ai2_arc", config=_config, test="test", category="science", question=labelled),
         licence="CC BY-SA 4.0",
         items=f"{_items} (with four options: each also with the options E and F)",
     )
 
-register_hub_tasks(
+_register_hub_tasks(
     "commonsense_qa_lettered",
     Source(dataset="tau/commonsense_qa", test="validation", category="common sense", question=labelled),
     licence="MIT",
     items="1,221 validation, five options",  # so without the options E and F
 )
 
-register_hub_tasks(
+_register_hub_tasks(
     "openbookqa_lettered",
     Source(
         dataset="allenai/openbookqa",
@@ -166,7 +166,7 @@ def cosmos_qa_question(record: Record) -> dict[str, Any]:
     }
 
 
-register_hub_tasks(
+_register_hub_tasks(
     "cosmos_qa_lettered",
     Source(
         dataset="allenai/cosmos_qa",
@@ -185,7 +185,7 @@ register_hub_tasks(
 HELLASWAG_QUESTION = "Which of these is the most likely continuation?"  # ours, because the data set has none
 
 
-def without_marks(text: str) -> str:
+def _without_marks(text: str) -> str:
     """Return a text without WikiHow's marks ("[header]", "[title]" ...), as in lm-evaluation-harness's hellaswag."""
     cleaned = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return cleaned.replace("  ", " ")
@@ -196,14 +196,14 @@ def hellaswag_question(record: Record) -> dict[str, Any]:
     beginning = f"{record['activity_label']}: {record['ctx_a']} {record['ctx_b'].capitalize()}"
     return {
         "kind": "CI",
-        "context": without_marks(beginning),
+        "context": _without_marks(beginning),
         "question": HELLASWAG_QUESTION,
-        "choices": [without_marks(ending) for ending in record["endings"]],
+        "choices": [_without_marks(ending) for ending in record["endings"]],
         "answer": int(record["label"]),
     }
 
 
-register_hub_tasks(
+_register_hub_tasks(
     "hellaswag_lettered",
     Source(dataset="Rowan/hellaswag", test="validation", category="common sense", question=hellaswag_question),
     licence="MIT",

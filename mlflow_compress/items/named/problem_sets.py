@@ -46,7 +46,7 @@ class ProblemSet:
         return Parts(tasks=tuple(family.build(name, rows, settings)))
 
 
-def register_problems(name: str, source: ProblemSet, *, licence: str, items: str, rule: str) -> None:
+def _register_problems(name: str, source: ProblemSet, *, licence: str, items: str, rule: str) -> None:
     """Register a data set as a named task."""
     asked = (source.dataset, source.config, source.split, source.compare, source.most_tokens, source.asks)
     TASKS.register(name)(
@@ -62,7 +62,7 @@ def register_problems(name: str, source: ProblemSet, *, licence: str, items: str
     )
 
 
-register_problems(
+_register_problems(
     "math500",
     ProblemSet(
         dataset="HuggingFaceH4/MATH-500",
@@ -89,7 +89,7 @@ for _name, _dataset, _split, _licence in (
     ("aime24", "HuggingFaceH4/aime_2024", "train", "not stated"),
     ("aime25", "math-ai/aime25", "test", "Apache-2.0 (hub card)"),
 ):
-    register_problems(
+    _register_problems(
         _name,
         ProblemSet(dataset=_dataset, split=_split, compare="number", most_tokens=32_768, problem=_aime),
         licence=_licence,
@@ -107,7 +107,7 @@ def _gpqa(row: Record, number: int, settings: TaskSettings) -> dict[str, str]:
     return {"question": question, "answer": "ABCD"[order.index(0)], "category": row["High-level domain"]}
 
 
-register_problems(
+_register_problems(
     "gpqa_diamond",
     ProblemSet(
         dataset="Idavidrein/gpqa",
@@ -131,7 +131,7 @@ def _gsm8k(row: Record, number: int, settings: TaskSettings) -> dict[str, str]:
     return {"question": row["question"].strip(), "answer": answer.strip(), "category": "GSM8K"}
 
 
-register_problems(
+_register_problems(
     "gsm8k_thinking",
     ProblemSet(
         dataset="openai/gsm8k", config="main", split="test", compare="number", most_tokens=8_192, problem=_gsm8k

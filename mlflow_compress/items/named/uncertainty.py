@@ -71,7 +71,7 @@ def _question(published: Published, record: Any) -> dict[str, Any]:
     return question if published.kind == "QA" else {**question, "context": str(record["context"])}
 
 
-def published_rows(published: Published, name: str, data_dir: str) -> list[dict[str, Any]]:
+def _published_rows(published: Published, name: str, data_dir: str) -> list[dict[str, Any]]:
     """Return the published file of task `name` as rows of a question file."""
     path = file_of(DATASET, published.file, data_dir=data_dir, task=name)
     records = parse_json(read_text(path), source=path)
@@ -93,7 +93,7 @@ def _asked_rows(
     return hub_choice.checked_rows(used, head, question, place)
 
 
-def register_types(
+def _register_types(
     group: str,
     types: Mapping[str, Published],
     *,
@@ -134,7 +134,7 @@ def _described(published: Published) -> tuple[str, str, str]:
     return f"{DATASET}, {published.file}", "MIT (repository)", definition
 
 
-register_types("uncertainty", FILES, describe=_described, rows=published_rows)
+_register_types("uncertainty", FILES, describe=_described, rows=_published_rows)
 
 
 DRAWN = 10_000
@@ -209,4 +209,4 @@ def _built_described(published: Published) -> tuple[str, str, str]:
     return source, licence, f"{source} {published} {PROMPTS} {DRAWN} built"
 
 
-register_types("uncertainty_built", MEMBERS, describe=_built_described, rows=built_rows)
+_register_types("uncertainty_built", MEMBERS, describe=_built_described, rows=built_rows)

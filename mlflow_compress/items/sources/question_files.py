@@ -109,7 +109,7 @@ def _check_row(place: str, row: dict[str, Any], family: Family, seen: set[str]) 
         raise DataError(f"{place}{error}") from error
 
 
-def read_questions(path: Path) -> tuple[str, Sequence[Row]]:
+def _read_questions(path: Path) -> tuple[str, Sequence[Row]]:
     """Return the name of the family of a question file, and its checked rows."""
     rows, errors = _parsed(path)
     if not rows:
@@ -182,7 +182,7 @@ def file_task_name(path: Path) -> str:
 def check_file(path: Path) -> None:
     """Refuse a file of items, or a corpus, that cannot be used: every wrong row is named."""
     file_task_name(path)
-    read_text(path) if path.suffix == ".txt" else read_questions(path)
+    read_text(path) if path.suffix == ".txt" else _read_questions(path)
 
 
 def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) -> Parts:
@@ -190,7 +190,7 @@ def load_file(path: Path, settings: TaskSettings, *, name: str | None = None) ->
     name = name or file_task_name(path)
     if path.suffix == ".txt":
         return Parts(corpora=(Corpus(name=name, text=read_text(path)),))
-    family, rows = read_questions(path)
+    family, rows = _read_questions(path)
     with FAMILIES.blaming(family):
         tasks = FAMILIES.get(family).build(name, rows, settings)
     check_tasks(tasks, FAMILIES.origin(family))

@@ -63,7 +63,7 @@ def reasoning_span(tokenizer: Any, prompt: str, tokens: Sequence[int]) -> tuple[
     return (begin, end) if begin < end else None
 
 
-class GenerationCheckpoint:
+class _GenerationCheckpoint:
     """Restores the rows that an earlier run has finished, and saves the rows that this run finishes.
 
     `folder` serves this generation only; delete it when the answers are saved. Raises `StoreError` when it belongs to
@@ -285,7 +285,7 @@ def generate_answers(
 
 def _decode(loaded: AnyCausalLM, job: GenerationJob, resume: Path | None = None) -> None:
     """Generate every row; with a `resume` folder, read finished rows from it, and save them shard by shard."""
-    checkpoint = None if resume is None else GenerationCheckpoint(resume, loaded, job)
+    checkpoint = None if resume is None else _GenerationCheckpoint(resume, loaded, job)
     if checkpoint is not None:
         job = replace(job, after_shard=checkpoint.write)
     try:

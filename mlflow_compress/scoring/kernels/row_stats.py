@@ -9,7 +9,7 @@ import torch
 class RowStats(NamedTuple):
     """Sums over the vocabulary, row by row."""
 
-    maxima: torch.Tensor  # Highest logit of each block (see `block_maxima`); shape (n, n_blocks)
+    maxima: torch.Tensor  # Highest logit of each block (see `_block_maxima`); shape (n, n_blocks)
     # ``ln sum e^x``; not finite where a logit is NaN or +inf, or no logit is finite; shape (n,)
     log_normaliser: torch.Tensor
     entropy: torch.Tensor  # ``-sum p ln p`` in nats; not finite where a token has probability 0; shape (n,)
@@ -99,7 +99,7 @@ def n_blocks(width: int) -> int:
     return -(-width // BLOCK)
 
 
-def block_maxima(logits: Tensor) -> Tensor:
+def _block_maxima(logits: Tensor) -> Tensor:
     """Return the highest logit of every block of 128 tokens, the last one shorter, shape (n, n_blocks)."""
     width = logits.shape[1]
     whole = width // BLOCK * BLOCK
@@ -177,7 +177,7 @@ def compute_row_stats(logits: Tensor, baseline: Tensor | None) -> RowStats:
 
 def _normalised(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return log-softmax, block maxima, highest logit, and the sums of z and of z ln z, with z = e^(x - highest)."""
-    maxima = block_maxima(logits)
+    maxima = _block_maxima(logits)
     highest = maxima.amax(dim=1, keepdim=True)
     ln_z = logits - highest
     z = torch.exp(ln_z)

@@ -210,7 +210,7 @@ def split_unit(unit: PackedBatch | PaddedBatch, spare: int) -> list[PackedBatch 
 
 
 @dataclass(slots=True)
-class Node:
+class _Node:
     """A run of tokens below its parent: the tokens `start` .. `end` (exclusive) of sequence number `seq`."""
 
     start: int
@@ -225,11 +225,11 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Trie:
+class _Trie:
     """Distinct token sequences in lexicographic order, and the nodes of their trie."""
 
     sequences: list[Ids]  # Distinct and sorted, so that the order in which they were given has no effect
-    nodes: list[Node]  # Node 0 is the root and has no tokens
+    nodes: list[_Node]  # _Node 0 is the root and has no tokens
     terminal: list[int]  # Per sequence, the node with which it ends
 
     def preorder(self, node: int) -> list[int]:
@@ -253,11 +253,11 @@ def sequence_key(ids: Ids) -> bytes:
     return ids.astype(">i4").tobytes()
 
 
-def build_trie(sequences: Sequence[Ids]) -> Trie:
+def build_trie(sequences: Sequence[Ids]) -> _Trie:
     """Return the compressed trie of sequences of one token or more, in any order, which may be repeated."""
     distinct = {sequence_key(ids): ids for ids in sequences}
     ordered = [distinct[key] for key in sorted(distinct)]
-    nodes = [Node(0, 0, 0, 0, [])]
+    nodes = [_Node(0, 0, 0, 0, [])]
     terminal: list[int] = []
     stack = [0]
     for number, ids in enumerate(ordered):
@@ -268,17 +268,17 @@ def build_trie(sequences: Sequence[Ids]) -> Trie:
         top = stack[-1]
         if nodes[top].end < shared:  # the branch point is inside `last`: split it there
             middle = len(nodes)
-            nodes.append(Node(nodes[top].end, shared, nodes[last].seq, top, [last]))
+            nodes.append(_Node(nodes[top].end, shared, nodes[last].seq, top, [last]))
             nodes[top].children[-1] = middle
             nodes[last].parent, nodes[last].start = middle, shared
             stack.append(middle)
             top = middle
         leaf = len(nodes)
-        nodes.append(Node(shared, len(ids), number, top, []))
+        nodes.append(_Node(shared, len(ids), number, top, []))
         nodes[top].children.append(leaf)
         stack.append(leaf)
         terminal.append(leaf)
-    return Trie(ordered, nodes, terminal)
+    return _Trie(ordered, nodes, terminal)
 
 
 def _common_prefix(a: Ids, b: Ids) -> int:

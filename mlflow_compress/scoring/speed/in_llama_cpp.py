@@ -8,7 +8,7 @@ from typing import Any
 from mlflow_compress.models.checkpoint_config import GGUF_NATIVE_CACHE
 
 
-class InLlamaCpp:
+class _InLlamaCpp:
     """A GGUF file with llama.cpp's own kernels and cache, decoded greedily."""
 
     def __init__(self, command: dict[str, Any]) -> None:
@@ -76,5 +76,5 @@ class InLlamaCpp:
         return 0, 0
 
 
-open_model = InLlamaCpp
+open_model = _InLlamaCpp
 LIBRARIES = ("llama_cpp",)

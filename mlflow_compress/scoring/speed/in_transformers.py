@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 
-class InTransformers:
+class _InTransformers:
     """A checkpoint in its own dtype, decoded greedily with transformers' cache."""
 
     def __init__(self, command: dict[str, Any]) -> None:
@@ -42,5 +42,5 @@ class InTransformers:
         return torch.cuda.memory_allocated(self._device), torch.cuda.max_memory_allocated(self._device)
 
 
-open_model = InTransformers
+open_model = _InTransformers
 LIBRARIES = ("transformers.models.auto.modeling_auto", "mlflow_compress.models.loading")

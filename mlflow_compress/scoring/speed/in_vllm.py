@@ -9,7 +9,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; otherwise vLLM want
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 
-class InVllm:
+class _InVllm:
     """A checkpoint in its own dtype with vLLM's kernels and cache, decoded greedily, every request at once.
 
     On a CPU the model runs eagerly: there vLLM would compile for minutes. On a GPU it compiles and captures graphs.
@@ -65,5 +65,5 @@ class InVllm:
         return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()
 
 
-open_model = InVllm
+open_model = _InVllm
 LIBRARIES = ("vllm",)

@@ -44,7 +44,7 @@ def serve(open_model: Callable[[dict[str, Any]], TimedModel], library_names: Seq
             if command["do"] == "open":
                 for name in library_names:
                     importlib.import_module(name)
-                libraries = memory_bytes("VmRSS:")
+                libraries = _memory_bytes("VmRSS:")
                 begin = time.perf_counter()
                 model = open_model(command)
                 reply: dict[str, Any] = {"load_seconds": time.perf_counter() - begin, **model.described}
@@ -56,7 +56,7 @@ def serve(open_model: Callable[[dict[str, Any]], TimedModel], library_names: Seq
                 reply = {"seconds": [end - begin for end in ends]}
             else:
                 now, most = model.device_bytes()
-                resident, peak = memory_bytes("VmRSS:") - libraries, memory_bytes("VmHWM:") - libraries
+                resident, peak = _memory_bytes("VmRSS:") - libraries, _memory_bytes("VmHWM:") - libraries
                 reply = {"resident_bytes": resident + now, "peak_bytes": peak + most}
         except Exception as error:  # noqa: BLE001 - whatever a runtime raises is the reply; the parent makes it an error
             reply = {"error": f"{type(error).__name__}: {error}"}
@@ -64,7 +64,7 @@ def serve(open_model: Callable[[dict[str, Any]], TimedModel], library_names: Seq
         replies.flush()
 
 
-def memory_bytes(field: str) -> int:
+def _memory_bytes(field: str) -> int:
     """Return the resident memory of this process, "VmRSS:", or the largest that it has had, "VmHWM:"."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
