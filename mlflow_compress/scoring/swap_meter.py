@@ -1,16 +1,15 @@
 """Measures swaps: how far the final distributions of a baseline move when some of its modules are replaced.
 
-A batch's outputs are kept at the borders of the layers, so that what lies before a swap is not computed again. A kept
-output is returned by the layer itself, whose `forward` is replaced for the time of one pass. So the model's own code
-runs: masks, positions and whatever else its body does between the layers.
+The outputs of a batch's layers are kept, so that the layers before a swap are not computed again. A kept output is
+returned by the layer itself, whose `forward` is replaced for the time of one pass. So the model's own code runs: masks,
+positions and whatever else its body does between the layers.
 """
 
 import copy
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
@@ -40,167 +39,61 @@ from mlflow_compress.scoring.scoring_pass import ModelRunner
 Tensor = torch.Tensor
 NO_SWAP, ALL, WHOLE = "none", "all", "whole variant"
 STATE_BYTES = 1 << 30
-_TOKENS = 4  # of the pass that shows the order of calls
 _CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
 
 
-@dataclass(frozen=True)
-class Border:
-    """A place in the model's order of computation: everything before it is as in the baseline."""
-
-    layers: int  # Decoder layers that are finished there
-    parts: tuple[str, ...] = ()  # Parts of the next layer that are finished too, such as "self_attn"
-    # A part of the next layer of which only its last module is left to compute, and this module: ("mlp", "down_proj")
-    tail: tuple[str, str] | None = None
-
-
-@dataclass
-class _Call:
-    begin: int
-    end: int = -1
-    inputs: Any = None
-    output: Any = None
-
-
-class CallOrder:
-    """The order in which a body's modules are called, as one pass over a few tokens shows it.
-
-    `layers` names the list of decoder layers.
-    """
-
-    def __init__(self, body: Body, layers: str, n_layers: int) -> None:
-        self._layers = layers
-        self._calls: dict[str, _Call] = {}
-        self.parts: list[tuple[str, ...]] = []  # By layer, its direct parts that hold matrices: ("self_attn", "mlp")
-        self.tails: dict[tuple[int, str], str] = {}  # By layer and part, the module whose output is the part's output
-        self._note_calls(body)
-        self.layer_width = _width(self._calls[f"{layers}.0"].output)  # Values per token of one layer's output
-        self.width = 0.0  # Values per token that are kept at all borders together
-        for number in range(n_layers):
-            layer = f"{layers}.{number}"
-            parts = tuple(
-                name
-                for name, module in body.model.get_submodule(layer).named_children()
-                if any(p.ndim > 1 for p in module.parameters()) and f"{layer}.{name}" in self._calls
-            )
-            self.parts.append(parts)
-            self.width += _width(self._calls[layer].output)
-            for part in parts:
-                self.width += _width(self._calls[f"{layer}.{part}"].output)
-                if (leaf := self._tail(f"{layer}.{part}")) is not None:
-                    self.tails[number, part] = leaf
-                    self.width += _width(self._calls[f"{layer}.{part}.{leaf}"].inputs)
-
-    def border(self, modules: Sequence[str]) -> Border:
-        """Return the last border before all of these modules."""
-        begin = min((self._begin(name) for name in modules), default=0.0)
-        done = sum(self._end(f"{self._layers}.{number}") < begin for number in range(len(self.parts)))
-        if done == len(self.parts):
-            return Border(done)
-        layer = f"{self._layers}.{done}"
-        parts = tuple(part for part in self.parts[done] if self._end(f"{layer}.{part}") < begin)
-        for part in self.parts[done]:
-            leaf = self.tails.get((done, part))
-            if leaf is not None and self._begin(f"{layer}.{part}.{leaf}") == begin:
-                return Border(done, parts, (part, leaf))
-        return Border(done, parts)
-
-    def _note_calls(self, body: Body) -> None:
-        clock = iter(range(1 << 30))
-
-        def begins(name: str, _module: Any, inputs: Any) -> None:
-            self._calls.setdefault(name, _Call(next(clock), inputs=inputs))
-
-        def ends(name: str, _module: Any, _inputs: Any, output: Any) -> None:
-            self._calls[name].end, self._calls[name].output = next(clock), output
-
-        with ExitStack() as hooks:
-            for name, module in body.model.named_modules():
-                if name:
-                    hooks.callback(module.register_forward_pre_hook(partial(begins, name)).remove)
-                    hooks.callback(module.register_forward_hook(partial(ends, name)).remove)
-            body.run(PaddedBatch([np.arange(_TOKENS, dtype=np.int32)], [np.arange(_TOKENS)]))
-
-    def _end(self, name: str) -> float:
-        return self._calls[name].end if name in self._calls else math.inf
-
-    def _begin(self, name: str) -> float:
-        """Return when a module begins. One that was not called begins with what it is part of; a head never."""
-        inside = [c.begin for other, c in self._calls.items() if other == name or other.startswith(f"{name}.")]
-        if inside:
-            return min(inside)
-        parent = name.rpartition(".")[0]
-        return self._begin(parent) if parent else math.inf
-
-    def _tail(self, part: str) -> str | None:
-        """Return the innermost module in a part whose output is the part's output; None where something follows it."""
-        output = _first_tensor(self._calls[part].output)
-        for name in reversed(list(self._calls)):
-            last = _first_tensor(self._calls[name].output)
-            if name.startswith(f"{part}.") and last is not None and output is not None:
-                same = last.data_ptr() == output.data_ptr() and last.shape == output.shape
-                if same and len(self._calls[name].inputs) == 1:
-                    return name.removeprefix(f"{part}.")
-        return None
-
-
-def _first_tensor(value: Any) -> Tensor | None:
-    """Return a tensor, or the first member of a tuple of which it is one."""
-    if isinstance(value, tuple | list) and value:
-        value = value[0]
-    return value if isinstance(value, Tensor) else None
-
-
-def _width(value: Any) -> float:
-    tensor = _first_tensor(value)
-    return 0.0 if tensor is None else tensor.numel() / _TOKENS
-
-
 class KeptOutputs:
-    """Keeps the outputs of a baseline's layers for one batch, and runs the batch again from any border between them.
+    """Keeps the outputs of a baseline's layers for one batch, and runs the batch again behind any number of them.
 
-    `longest` is the tokens of the largest batch, with padding. Where `max_bytes` have room, the outputs of every layer
-    and of its parts are kept (`inside`), and the inputs of the last module of each part; else the output of every
-    layer; else of every k-th layer (`every`), from which the layers up to a swap are computed again.
+    `longest` is the tokens of the largest batch, with padding. Where `max_bytes` have room, the output of every layer
+    is kept; else of every k-th layer (`every`), from which the layers up to a swap are computed again.
     `whole_model_reason` says why every pass computes all layers; None where it need not.
     """
 
     def __init__(self, body: Body, longest: int, max_bytes: int) -> None:
         self._body = body
-        self._kept: dict[tuple[int, str], Any] = {}
-        self._layers = torch.nn.ModuleList()
-        self.every, self.inside = 1, True
+        self._kept: dict[int, Any] = {}
+        self._name, self._layers = "", torch.nn.ModuleList()
+        self.every = 1
         self.whole_model_reason: str | None = None
         layers = decoder_layers(body.model)
         if layers is None:
             self.whole_model_reason = "its decoder layers were not found"
             return
-        name, self._layers = layers
+        self._name, self._layers = layers
         try:
-            self._order = CallOrder(body, name, len(self._layers))
             self.whole_model_reason = self._check()
         except _CANNOT as error:
             self.whole_model_reason = f"its layers cannot be run one by one ({type(error).__name__}: {error})"
         if self.whole_model_reason is None:
-            self._fit(longest * body.model.dtype.itemsize, max_bytes)
+            width = int(body.model.config.get_text_config(decoder=True).hidden_size)
+            self._fit(longest * width * body.model.dtype.itemsize, max_bytes)
 
-    def _fit(self, bytes_per_width: int, max_bytes: int) -> None:
-        one = self._order.layer_width * bytes_per_width
+    def _fit(self, one: int, max_bytes: int) -> None:
         if one > max_bytes:
             raise ConfigError(
                 "The memory for kept states does not hold the output of one layer",
                 allowed=f"{one / 2**30:.3g} GiB or more",
                 got=f"{max_bytes / 2**30:.3g} GiB",
             )
-        self.inside = self._order.width * bytes_per_width <= max_bytes
         self.every = ceil(len(self._layers) / (max_bytes // one))
 
     @property
     def n_layers(self) -> int:
         return len(self._layers)
 
-    def border(self, modules: Sequence[str]) -> Border:
-        return Border(0) if self.whole_model_reason is not None else self._order.border(modules)
+    def finished(self, modules: Iterable[str]) -> int:
+        """Return the number of layers that are finished before the first of these modules begins."""
+        return min(map(self._finished, modules), default=self.n_layers)
+
+    def _finished(self, module: str) -> int:
+        if self.whole_model_reason is not None:
+            return 0
+        if module.startswith(f"{self._name}."):
+            return int(module.removeprefix(f"{self._name}.").partition(".")[0])
+        # The head follows all layers. Of other modules nothing is known.
+        model = self._body.model
+        return self.n_layers if model.get_submodule(module) is model.get_output_embeddings() else 0
 
     def compute(self, unit: PaddedBatch) -> Tensor:
         """Run the whole batch, keep what is passed, and return the head's inputs."""
@@ -210,69 +103,35 @@ class KeptOutputs:
         with ExitStack() as hooks:
             for number, layer in enumerate(self._layers):
                 if (number + 1) % self.every == 0 or number + 1 == len(self._layers):
-                    hooks.callback(self._keep(layer, (number, "")))
-                for part in self._order.parts[number] if self.inside else ():
-                    hooks.callback(self._keep(layer.get_submodule(part), (number, part)))
-                    if leaf := self._order.tails.get((number, part)):
-                        path = f"{part}.{leaf}"
-                        hooks.callback(self._keep(layer.get_submodule(path), (number, path), inputs=True))
+                    hooks.callback(layer.register_forward_hook(partial(self._keep, number)).remove)
             return self._body.run(unit)
 
-    def run_from(self, border: Border, unit: PaddedBatch) -> Tensor:
-        """Run the batch of the last `compute` again from a border, and return the head's inputs."""
-        done = border.layers if border.layers == len(self._layers) else border.layers // self.every * self.every
-        with ExitStack() as replaced:
+    def run_behind(self, finished: int, unit: PaddedBatch) -> Tensor:
+        """Run the batch of the last `compute` again behind so many layers, and return the head's inputs."""
+        done = finished if finished == len(self._layers) else finished // self.every * self.every
+        with ExitStack() as answering:
             for layer in self._layers[:done]:
-                replaced.enter_context(_answers(layer, lambda: self._kept[done - 1, ""]))
-            if self.inside and done == border.layers < len(self._layers):
-                for part in border.parts:
-                    module = self._layers[done].get_submodule(part)
-                    replaced.enter_context(_answers(module, partial(self._kept.__getitem__, (done, part))))
-                if border.tail is not None:
-                    module = self._layers[done].get_submodule(border.tail[0])
-                    replaced.enter_context(_answers(module, partial(self._tail, module, done, *border.tail)))
+                answering.enter_context(replaced(layer, "forward", lambda *_args, **_kwargs: self._kept[done - 1]))
             return self._body.run(unit)
 
     def forget(self) -> None:
         self._kept.clear()
 
-    def _tail(self, module: torch.nn.Module, number: int, part: str, leaf: str) -> Any:
-        """Return what a part returns when only its last module is computed, on its kept input."""
-        before = self._kept[number, part]
-        computed = module.get_submodule(leaf)(*self._kept[number, f"{part}.{leaf}"])
-        return (computed, *before[1:]) if isinstance(before, tuple) else computed
-
-    def _keep(self, module: torch.nn.Module, key: tuple[int, str], *, inputs: bool = False) -> Callable[[], None]:
-        """Keep a module's output, or its inputs, at every call; return what ends that."""
-
-        def keep(_module: Any, arguments: Any, output: Any) -> None:
-            # Of a tuple only the states: attention weights would grow with the square of the length.
-            states = (output[0], *(None for _ in output[1:])) if isinstance(output, tuple) else output
-            self._kept[key] = arguments if inputs else states
-
-        return module.register_forward_hook(keep).remove
+    def _keep(self, number: int, _module: Any, _inputs: Any, output: Any) -> None:
+        # Of a tuple only the states: attention weights would grow with the square of the length.
+        self._kept[number] = (output[0], *(None for _ in output[1:])) if isinstance(output, tuple) else output
 
     def _check(self) -> str | None:
-        """Return why passes from a border differ from whole ones; None where they give the same bits."""
+        """Return why passes behind some layers differ from whole ones; None where they give the same bits."""
         vocab_size = int(self._body.model.config.get_text_config(decoder=True).vocab_size)
         ids = np.random.default_rng(3).integers(0, vocab_size, size=16).astype(np.int32)
         unit = PaddedBatch([ids], [np.arange(len(ids))])
         whole = self.compute(unit)
-        borders = [Border(number) for number in range(len(self._layers) + 1)]
-        for number, parts in enumerate(self._order.parts):
-            for done, part in enumerate(parts):
-                leaf = self._order.tails.get((number, part))
-                borders.append(Border(number, parts[:done], (part, leaf) if leaf is not None else None))
-        for border in borders:
-            if not torch.equal(self.run_from(border, unit), whole):
-                return f"from layer {border.layers} on it computes something else than as a whole"
+        for finished in range(len(self._layers) + 1):
+            if not torch.equal(self.run_behind(finished, unit), whole):
+                return f"from layer {finished} on it computes something else than as a whole"
         self.forget()
         return None
-
-
-def _answers(module: torch.nn.Module, answer: Callable[[], Any]) -> AbstractContextManager[object]:
-    """Return a block within which the module returns an answer, whatever it is given."""
-    return replaced(module, "forward", lambda *_args, **_kwargs: answer())
 
 
 @dataclass(frozen=True)
@@ -336,7 +195,7 @@ class SwapMeter:
     """Measures swaps in one baseline, text by text.
 
     Texts go through the model in batches. For one batch the baseline's logits are computed once, and the outputs of its
-    layers are kept. Each swap then computes only what comes after its first module.
+    layers are kept. Each swap then computes only the layers from its first module on.
 
     Besides the two models' weights, the memory holds the kept outputs, at most `state_bytes`, and the baseline's logits
     of one batch: scored tokens x vocabulary x 4 bytes.
@@ -398,8 +257,8 @@ class SwapMeter:
         longest = max(len(unit.sequences) * max(map(len, unit.sequences)) for unit in units)
         kept = KeptOutputs(self._body, longest, self._state_bytes)
         self.whole_model_reason = kept.whole_model_reason
-        from_borders = self._suffix_only and kept.whole_model_reason is None
-        starts = [kept.border(list(swap.modules)) if self._suffix_only else Border(0) for swap in swaps]
+        keeps = self._suffix_only and kept.whole_model_reason is None
+        starts = [kept.finished(swap.modules) if self._suffix_only else 0 for swap in swaps]
 
         about = {
             "weights": self.baseline.weights if resume is not None else "",
@@ -421,7 +280,7 @@ class SwapMeter:
         )
         with bar:
             for number in missing:
-                no_swap = Border(number % (kept.n_layers + 1) if from_borders else 0)
+                no_swap = number % (kept.n_layers + 1) if keeps else 0
                 batch = self._batch(units[number], kept, [no_swap, *starts], [Swap(NO_SWAP, {}), *swaps], whole)
                 parts.add(number, number + 1, batch, None)
                 bar.update()
@@ -432,7 +291,7 @@ class SwapMeter:
         self,
         unit: PaddedBatch,
         kept: KeptOutputs,
-        starts: Sequence[Border],
+        starts: Sequence[int],
         swaps: Sequence[Swap],
         whole: ModelRunner | None,
     ) -> Arrays:
@@ -442,7 +301,7 @@ class SwapMeter:
         columns = []
         for swap, start in zip(swaps, starts, strict=True):
             with replaced_modules(self._body.model, swap.modules):
-                moved = kept.run_from(start, unit)
+                moved = kept.run_behind(start, unit)
                 columns.append(_compared(self._logits(self._head(swap), moved), logits))
             if swap.name == NO_SWAP and columns[-1]["kl"].any():
                 raise AlignmentError(

@@ -126,9 +126,9 @@ def test_what_is_kept_stays_within_its_bound_whatever_the_depth() -> None:
     body = swap_meter.split_body_and_head(load_random("llama").model)[0]
     one = 24 * 48 * 4  # a layer's output: tokens x hidden size x float32
     n_layers = 3
-    for bound, every, inside in ((one, 3, False), (2 * one, 2, False), (3 * one, 1, False), (100 * one, 1, True)):
+    for bound, every in ((one, 3), (2 * one, 2), (3 * one, 1), (100 * one, 1)):
         kept = KeptOutputs(body, 24, bound)
-        assert (kept.every, kept.inside) == (every, inside)
+        assert kept.every == every
         kept.compute(texts(1).plan(1024)[0].units[0])  # type: ignore[arg-type]
         kept_values = [t for v in kept._kept.values() for t in (v if isinstance(v, tuple) else (v,)) if t is not None]
         sizes = {t.data_ptr(): t.nbytes for t in kept_values}
@@ -140,10 +140,21 @@ def test_what_is_kept_stays_within_its_bound_whatever_the_depth() -> None:
         KeptOutputs(body, 24, one - 1)
 
 
+def test_a_swap_begins_with_the_layer_of_its_first_module() -> None:
+    kept = KeptOutputs(swap_meter.split_body_and_head(load_random("llama").model)[0], 24, 1 << 20)
+    mlp, attention = "model.layers.2.mlp.down_proj", "model.layers.1.self_attn.q_proj"
+    assert (kept.finished([mlp]), kept.finished([mlp, attention]), kept.finished([])) == (2, 1, 3)
+    assert (kept.finished(["lm_head"]), kept.finished(["model.embed_tokens"]), kept.finished(["model.norm"])) == (
+        3,
+        0,
+        0,
+    )
+
+
 def test_a_model_that_changes_between_passes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = SwapMeter(load_random("llama"), progress=False, suffix_only=False)
-    whole = KeptOutputs.run_from
-    monkeypatch.setattr(KeptOutputs, "run_from", lambda *given: whole(*given) * 1.001)
+    whole = KeptOutputs.run_behind
+    monkeypatch.setattr(KeptOutputs, "run_behind", lambda *given: whole(*given) * 1.001)
     monkeypatch.setattr(KeptOutputs, "_check", lambda self: None)
     with pytest.raises(AlignmentError, match="Without any swap"):
         meter.measure("t", texts(), [])
