@@ -26,9 +26,9 @@ _TICK_NS = 50_000_000  # no file system that tells fractions of a second has coa
 _TABLE = "CREATE TABLE IF NOT EXISTS files (state TEXT PRIMARY KEY, sha256 TEXT NOT NULL)"
 
 
-def sha256_file(path: Path, *, again: bool = False) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal; `again` reads it whatever the ledger says."""
-    return sha256_files([path], again=again)[path]
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    return sha256_files([path])[path]
 
 
 def sha256_files(paths: Iterable[Path], *, again: bool = False) -> dict[Path, str]:

@@ -70,7 +70,6 @@ class ModelScorer(Protocol):
         text: str | Sequence[str] | records.TokenAnswers,
         *,
         window: int = 512,
-        stride: int | None = None,
         max_tokens: int | None = None,
         starts: Sequence[int] = (),
         capture: Any = None,

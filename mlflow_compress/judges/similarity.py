@@ -14,9 +14,7 @@ from mlflow_compress.kept import kept
 from mlflow_compress.records import Generations
 
 
-def answer_embeddings(
-    answers: Mapping[str, Generations], encoder: encoders.AnswerEncoder, *, turn: int = 0
-) -> AnswerVectors:
+def answer_embeddings(answers: Mapping[str, Generations], encoder: encoders.AnswerEncoder) -> AnswerVectors:
     """Return embeddings of the sampled answers of several models, for example "baseline", "again" and "variant".
 
     All models have answered the same instructions of one task, with the same number k of samples. A text is encoded
@@ -28,11 +26,11 @@ def answer_embeddings(
     texts: dict[str, dict[str, list[str]]] = {}
     tasks: set[str] = set()
     for model, generations in answers.items():
-        chosen = generations.where(turn=turn)
+        chosen = generations.where(turn=0)
         tasks |= set(chosen.column("task"))
         texts[model] = _by_item(chosen)
     if len(tasks) != 1:
-        raise DataError(f"Answers of one task are needed, at turn {turn}", got=sorted(tasks))
+        raise DataError("Answers of one task are needed, with a first turn", got=sorted(tasks))
     first, *others = texts
     item_ids = tuple(texts[first])
     samples = {len(t) for by_item in texts.values() for t in by_item.values()}

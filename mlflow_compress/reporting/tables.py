@@ -140,9 +140,9 @@ class Table:
         head, *rows = (f"| {' | '.join(map(escape_markdown, line))} |" for line in lines)
         return "\n".join([head, f"|{sides}|", *rows])
 
-    def html(self, class_: str = "wide") -> str:
+    def html(self) -> str:
         module: Any = TEMPLATES.get_template("tables.html.j2").module
-        return str(module.show(self, class_))
+        return str(module.show(self, "wide"))
 
 
 def cell_text(cell: Cell) -> str:

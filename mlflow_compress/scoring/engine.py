@@ -502,7 +502,6 @@ class Scorer:
         text: str | Sequence[str] | TokenAnswers,
         *,
         window: int = 512,
-        stride: int | None = None,
         max_tokens: int | None = None,
         starts: Sequence[int] = (),
         capture: StateWriter | None = None,
@@ -511,19 +510,17 @@ class Scorer:
     ) -> tuple[TokenScores, TokenDistances | None]:
         """Score each token of a running text, of several documents, or of a model's answers.
 
-        A text without a `stride` is cut into llama.cpp's independent windows (see `corpus_windows.cut_windows`). With a
-        `stride` the windows overlap, and every token but the first is scored once (see `corpus_windows.cut_strided`).
-        Documents are cut into lm-evaluation-harness's rolling windows (see `corpus_windows.cut_documents`). Of answers
-        the tokens behind the prompt are scored, as they were written (see `corpus_windows.cut_answers`).
+        A text is cut into llama.cpp's independent windows (see `corpus_windows.cut_windows`), documents into
+        lm-evaluation-harness's rolling windows (see `corpus_windows.cut_documents`). Of answers the tokens behind the
+        prompt are scored, as they were written (see `corpus_windows.cut_answers`).
 
         With `starts`, the characters at which a text's documents begin, the windows are named "7.41": the 41st, whose
         first scored token is of document 7.
 
-        Raises `DataError` when the text is too short; `ConfigError` when the window exceeds the model's context, or the
-        stride the window.
+        Raises `DataError` when the text is too short; `ConfigError` when the window exceeds the model's context.
         """
         began = time.monotonic()
-        windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens, starts=starts)
+        windows = cut(self.encoder, text, window=window, max_tokens=max_tokens, starts=starts)
         limits = self._limits(baseline)
         plan, targets = windows.plan(limits["batch_tokens"], self._execution.length_regimes(baseline))
         work = self._work(plan, targets, limits, "plain", task, capture, baseline, resume, entropy=True)

@@ -116,15 +116,17 @@ def _given_up(config: EndpointConfig, failure: _Failure, *, answered: bool) -> N
     return NoReply(reason, f"{detail}. {tried}" if failure.passing else detail)
 
 
+_MINUTE_S = 60.0
+
+
 class PerMinute:
     """At most `limit` units (requests or tokens) in any minute, for calls of one event loop; 0 is no limit.
 
     A call that alone is larger waits for an empty minute.
     """
 
-    def __init__(self, limit: int, *, minute: float = 60.0) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._minute = minute
         self._taken: deque[tuple[float, int]] = deque()
         self._sum = 0
         self._turn = asyncio.Lock()  # first come, first served
@@ -141,11 +143,11 @@ class PerMinute:
 
     def _wait(self, units: int) -> float:
         now = time.monotonic()
-        while self._taken and now - self._taken[0][0] >= self._minute:
+        while self._taken and now - self._taken[0][0] >= _MINUTE_S:
             self._sum -= self._taken.popleft()[1]
         if not self._taken or self._sum + units <= self._limit:
             return 0.0
-        return max(self._minute - (now - self._taken[0][0]), 0.001)
+        return max(_MINUTE_S - (now - self._taken[0][0]), 0.001)
 
 
 REASONING_ROOM = 4

@@ -125,7 +125,7 @@ def test_the_second_turn_sees_the_first_answer(demo: LoadedModel) -> None:
         Instruction("b", "writing", ("Write a short story about a dog.", "Now one about a cat.")),
     ]
     config = GenerationConfig(max_new_tokens=24, samples=2, seed=5)
-    found = generate_two_turns(demo, items, config, task="talk", temperatures={"math": 0.0})
+    found = generate_two_turns(demo, items, config, temperatures={"math": 0.0})
     rows = {row[1:]: record for row, record in zip(found.key_rows(), found.table.to_pylist(), strict=True)}
     assert set(rows) == {(item, turn, sample) for item in "ab" for turn in (0, 1) for sample in (0, 1)}
     for item in items:
@@ -139,7 +139,7 @@ def test_the_second_turn_sees_the_first_answer(demo: LoadedModel) -> None:
             assert "<|end|>" not in first["text"]
     assert rows["a", 0, 0]["text"] == rows["a", 0, 1]["text"]  # greedy by its category
     assert rows["b", 0, 0]["text"] != rows["b", 0, 1]["text"]
-    only = generate_two_turns(demo, items, config, task="talk", temperatures={"math": 0.0}, turns=1)
+    only = generate_two_turns(demo, items, config, temperatures={"math": 0.0}, turns=1)
     assert only.table.equals(found.where(turn=0).table)
 
 

@@ -136,7 +136,7 @@ def test_whoever_is_suspicious_has_every_file_read_again(
     tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = file_of(tmp_path / "a")
-    sha256_file(path), sha256_file(path, again=True)
+    sha256_file(path), sha256_files([path], again=True)
     monkeypatch.setenv(REHASH, "1")
     sha256_file(path)
     assert read == ["a"] * 3
@@ -184,7 +184,7 @@ def test_a_blob_of_the_hub_is_not_read(tmp_path: Path, read: list[str]) -> None:
     link = tmp_path / "models--org--name" / "snapshots" / "commit" / "model.safetensors"
     link.symlink_to(blob)
     assert sha256_file(link) == name and read == []
-    assert sha256_file(link, again=True) == name and read == ["model.safetensors"]
+    assert sha256_files([link], again=True)[link] == name and read == ["model.safetensors"]
     other = tmp_path / "blobs"
     other.mkdir()
     assert sha256_file(file_of(other / name, b"b")) == hashlib.sha256(b"b" * LARGE).hexdigest()  # no cache of the hub

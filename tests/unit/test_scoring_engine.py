@@ -169,23 +169,8 @@ def test_corpus_is_refused_when_it_is_too_short_or_the_window_does_not_fit() -> 
         scorer.score_corpus("corpus", TEXT * 20, window=512)
 
 
-def test_strided_windows_score_every_token_once_and_a_model_that_gives_nan_is_refused() -> None:
+def test_a_model_that_gives_nan_is_refused() -> None:
     loaded = load_random("llama")
-    text = TEXT * 3
-    ids = loaded.tokenizer.encode(text)
-    window, stride = 60, 25
-    tokens, _ = Scorer(loaded, quiet()).score_corpus("corpus", text, window=window, stride=stride)
-    assert tokens.column("target").tolist() == ids[1:]
-    model = loaded.model.double()
-    wanted = []
-    for token in range(1, len(ids)):
-        number = 0 if token < window else -(-(token + 1 - window) // stride)  # the first window that holds it
-        context = torch.tensor(ids[number * stride : token])
-        with torch.no_grad():
-            wanted.append(-float(torch.log_softmax(model(context[None]).logits[0, -1], dim=-1)[ids[token]]))
-    assert np.abs(tokens.column("nll") - wanted).max() < rounding(loaded)
-    with pytest.raises(ConfigError, match="1 to 59"):
-        Scorer(loaded, quiet()).score_corpus("corpus", text, window=60, stride=60)
     scorer = Scorer(loaded, quiet())
     with torch.no_grad():
         loaded.model.lm_head.weight[7, 3] = torch.nan

@@ -364,7 +364,6 @@ class EndpointScorer:
         text: str | Sequence[str] | TokenAnswers,
         *,
         window: int = 512,
-        stride: int | None = None,
         max_tokens: int | None = None,
         starts: Sequence[int] = (),
         capture: Path | None = None,
@@ -376,7 +375,7 @@ class EndpointScorer:
         A server that reads no window of this length is an `UnsupportedError`.
         """
         began = time.monotonic()
-        windows = cut(self.encoder, text, window=window, stride=stride, max_tokens=max_tokens, starts=starts)
+        windows = cut(self.encoder, text, window=window, max_tokens=max_tokens, starts=starts)
         plan, targets = windows.plan(_BATCH)
         inputs = [ids[:-1] for ids in windows.ids]
         predicted = [ids[places] for ids, places in zip(windows.ids, windows.scored, strict=True)]

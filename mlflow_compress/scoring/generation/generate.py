@@ -134,11 +134,10 @@ def generate(
     config: GenerationConfig,
     *,
     until: Sequence[str] = (),
-    end_tokens: Collection[int] = (),
     resume: Path | None = None,
 ) -> list[list[str]]:
     """Return the texts of `generate_rows`."""
-    rows = generate_rows(loaded, prompts, config, until=until, end_tokens=end_tokens, resume=resume)
+    rows = generate_rows(loaded, prompts, config, until=until, resume=resume)
     return [[row.text for row in several] for several in rows]
 
 
@@ -185,7 +184,6 @@ def generate_until(
     *,
     until: Sequence[str] = ("\n",),
     max_new_tokens: int = 32,
-    end_tokens: Collection[int] = (),
     batch_rows: int = 64,
     resume: Path | None = None,
 ) -> list[str]:
@@ -193,7 +191,7 @@ def generate_until(
     config = GenerationConfig(
         max_new_tokens=max_new_tokens, temperature=0.0, samples=1, batch_rows=batch_rows, top_k=0, top_p=1.0
     )
-    texts = generate(loaded, prompts, config, until=until, end_tokens=end_tokens, resume=resume)
+    texts = generate(loaded, prompts, config, until=until, resume=resume)
     return [text for [text] in texts]
 
 
@@ -202,7 +200,6 @@ def generate_two_turns(
     instructions: Sequence[Instruction],
     config: GenerationConfig,
     *,
-    task: str = "instructions",
     temperatures: Mapping[str, float] | None = None,
     turns: Literal[1, 2] = 2,
     system: str = "",
@@ -242,7 +239,7 @@ def generate_two_turns(
         _decode(loaded, job, resume / f"turn-{turn + 1}" if resume else None)
         for (item, sample, said), (prompt, _, _), row in zip(open_ones, draws, rows, strict=True):
             said.append(row.text.strip())
-            key = {"task": task, "item_id": item.item_id, "turn": turn, "sample": sample}
+            key = {"task": "instructions", "item_id": item.item_id, "turn": turn, "sample": sample}
             records.append({**key, "prompt": prompt, "text": said[-1], "n_tokens": len(row.tokens)})
     return Generations.from_rows(records)
 

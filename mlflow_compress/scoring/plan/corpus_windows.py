@@ -1,4 +1,4 @@
-"""Cuts a corpus into windows: independent (llama.cpp), overlapping, or rolling (lm-evaluation-harness).
+"""Cuts a corpus into windows: independent (llama.cpp), or rolling (lm-evaluation-harness).
 
 Answers that a model wrote are one window each.
 """
@@ -65,7 +65,6 @@ def cut(
     corpus: str | Sequence[str] | TokenAnswers,
     *,
     window: int,
-    stride: int | None = None,
     max_tokens: int | None = None,
     starts: Sequence[int] = (),
 ) -> Windows:
@@ -74,14 +73,11 @@ def cut(
         return cut_answers(corpus)
     if not isinstance(corpus, str):
         return cut_documents(encoder, corpus)
-    if stride is None:
-        windows = cut_windows(encoder, corpus, window, max_tokens)
-    else:
-        windows = cut_strided(encoder, corpus, window, stride)
+    windows = cut_windows(encoder, corpus, window, max_tokens)
     documents = encoder.documents(corpus, starts) if starts else None
     if documents is None:
         return windows
-    firsts = [number * (stride or window) + int(places[0]) for number, places in enumerate(windows.scored)]
+    firsts = [number * window + int(places[0]) for number, places in enumerate(windows.scored)]
     return replace(windows, names=[f"{documents[first]}.{number}" for number, first in enumerate(firsts)])
 
 
@@ -102,31 +98,6 @@ def cut_windows(encoder: Encoder, text: str, window: int, max_tokens: int | None
     if encoder.adds_bos and encoder.prefix_token is not None:
         windows[:, 0] = encoder.prefix_token
     return Windows(list(windows), [np.arange(window // 2 + 1, window)] * len(windows))
-
-
-def cut_strided(encoder: Encoder, text: str, window: int, stride: int) -> Windows:
-    """Return overlapping windows in which every token but the first is scored once.
-
-    Window i holds the tokens ``i * stride .. i * stride + window - 1``, and scores those that no earlier window holds.
-    The last window ends with the text. So each token after the first window is predicted from at least
-    ``window - stride`` tokens. This is the convention of Hugging Face's guide to the perplexity of fixed-length models.
-    """
-    if not 2 <= window <= encoder.max_length:
-        raise ConfigError("The corpus window does not fit", allowed=f"2 to {encoder.max_length}", got=window)
-    if not 1 <= stride < window:
-        raise ConfigError("The stride does not fit the window", allowed=f"1 to {window - 1}", got=stride)
-    ids = encoder.ids([text])[0]
-    if len(ids) < 2:
-        raise DataError("The corpus is too short", allowed="at least 2 tokens", got=len(ids))
-    parts: list[Ids] = []
-    scored: list[Positions] = []
-    start, done = 0, 1
-    while done < len(ids):
-        stop = min(start + window, len(ids))
-        parts.append(ids[start:stop])
-        scored.append(np.arange(done - start, stop - start))
-        done, start = stop, start + stride
-    return Windows(parts, scored)
 
 
 def cut_documents(encoder: Encoder, documents: Sequence[str]) -> Windows:
