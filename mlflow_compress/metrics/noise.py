@@ -253,7 +253,7 @@ def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[d
     """Return one row per pooled distance: its value, its floor, and whether it can be told from noise.
 
     The paired test decides (p below 0.05, see `paired_p_values`); the intervals do where there is none, and `p` is
-    None. Floor and label are None where the second run has no such distance.
+    None. Floor and label are None where the second run has no such distance, and the label where nothing decides.
     """
     p_values = paired_p_values(inputs)
     floors = {r.name: r for r in noise_distances(inputs)}
@@ -265,7 +265,8 @@ def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[d
         if floor is not None:
             p = p_values.get(r.name)
             stands_out = distinguishable(r, floor, direction=key(r.name).direction) if p is None else p < SIGNIFICANT
-            label = "distinguishable" if stands_out else "not distinguishable from the noise floor"
+            if p is not None or r.low is not None:
+                label = "distinguishable" if stands_out else "not distinguishable from the noise floor"
         row = {"name": r.name, "value": r.value, "low": r.low, "high": r.high, "label": label, "p": p}
         ends = {"floor": floor and floor.value, "floor_low": floor and floor.low, "floor_high": floor and floor.high}
         rows.append({**row, **ends})

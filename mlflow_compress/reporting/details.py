@@ -17,7 +17,7 @@ from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.conformal import SCORES, conformal, coverage_by_class, repeated_splits, split
 from mlflow_compress.metrics.stats.corpus_statistics import difference_shape, percentiles
 from mlflow_compress.metrics.stats.significance import Flips, count_flips, holm
-from mlflow_compress.reasoning import COMPARISONS
+from mlflow_compress.reasoning import COMPARISONS, answer_span, parted, read_answer
 from mlflow_compress.records import MetricResult, RunRecords
 
 
@@ -54,13 +54,20 @@ def changed_answers(inputs: MetricInputs) -> ChangedAnswers:
 
 
 def _chosen_options(inputs: MetricInputs, rows: Int) -> list[dict[str, Any]]:
-    """Return some items, with the texts of the right option and of those that both models chose; None if generated."""
+    """Return some items, with the texts of the right option and of those that both models chose.
+
+    Of an item that is answered behind a thought they are what was concluded; of others that are generated None.
+    """
     names = ("task", "item_id", "category", "question", "prompt", "options", "answers")
     models = (inputs.baseline_predictions, inputs.variant_predictions)
+    written = [generated_texts(records) for records in (inputs.baseline, inputs.subject)]
     items = []
     for row, item in zip(rows.tolist(), inputs.view.items.table.take(rows).to_pylist(), strict=True):
         places = [item["gold"], *(p.content[row, 0] if p.scored[row, 0] else None for p in models)]
         texts = [item["options"][i] if inputs.view.chooses[row] and i is not None else None for i in places]
+        if item["rule"] in COMPARISONS:
+            replies = (of_model.get((item["task"], item["item_id"])) for of_model in written)
+            texts = [item["answers"][0], *(concluded(item["prompt"], reply, item["rule"]) for reply in replies)]
         chosen = dict(zip(("gold", "baseline", "variant"), texts, strict=True))
         items.append({**{name: item[name] for name in names}, **chosen})
     return items
@@ -105,10 +112,18 @@ def generated_texts(records: RunRecords) -> dict[tuple[str, str], str | None]:
     return {(row["task"], row["item_id"]): row["text"] for row in rows}
 
 
+def concluded(prompt: str, reply: str | None, rule: str) -> str | None:
+    """Return the answer behind a thought as it is written; None where there is none, or it cannot be read."""
+    answer = "" if reply is None else parted(prompt, reply)[1]
+    span = answer_span(answer, rule) if answer else None
+    return (read_answer(answer, rule) if answer else None) if span is None else answer[slice(*span)]
+
+
 def flips_table(inputs: MetricInputs) -> list[dict[str, Any]]:
     """Return one row per item whose answer changed, sorted by the baseline's confidence, highest first.
 
-    `gold`, `baseline` and `variant` are option texts (None for generated answers), `kind` is "c2w", "w2c" or "w2w".
+    `gold`, `baseline` and `variant` are option texts, or what was concluded behind a thought (None for other generated
+    answers), `kind` is "c2w", "w2c" or "w2w".
     """
     changed = changed_answers(inputs)
     if not len(changed.rows):

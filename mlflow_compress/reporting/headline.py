@@ -48,8 +48,11 @@ def separates(result: MetricResult, unchanged: float) -> Words | None:
     return Words(f"yes, {side}", style=side)
 
 
-def _above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> Words:
-    """Return whether a distance exceeds its noise floor, by the floor's paired test, or else by the intervals."""
+def _above_floor(result: MetricResult, floor: MetricResult | None, unchanged: float) -> Words | None:
+    """Return whether a distance exceeds its noise floor, by the floor's paired test, or else by the intervals.
+
+    None without either: from a value alone nobody knows.
+    """
     if result.value == unchanged:
         # None in n items does not mean that none exists; a divergence of 0 is that of the same numbers.
         counted = result.low is not None and result.low != result.high and key(result.name).unit != "nats"
@@ -58,7 +61,8 @@ def _above_floor(result: MetricResult, floor: MetricResult | None, unchanged: fl
         return Words("yes") if floor.p < SIGNIFICANT else _no("within the noise floor")
     grows = unchanged == 0.0
     near = result.low if grows else result.high
-    near = result.value if near is None else near
+    if near is None:
+        return None
     end = None if floor is None else floor.high if grows else floor.low
     edge = unchanged if floor is None else floor.value if end is None else end
     if (near > edge) == grows and near != edge:

@@ -17,6 +17,8 @@ from mlflow_compress.metrics.stats.significance import benjamini_hochberg
 from mlflow_compress.metrics.thinking import DrawnAnswers, pass_at_k, questions_table, squared_change
 from mlflow_compress.reasoning import conclusions, parted, read_answer, stays_in_thought
 from mlflow_compress.records import Generations, Items, MetricResult, RunRecords
+from mlflow_compress.reporting.details import flips_table
+from mlflow_compress.reporting.page.page_content import changes_of
 from mlflow_compress.reporting.verdict import verdict
 from tests.metric_records import item_of
 
@@ -266,6 +268,29 @@ def test_hesitation_is_counted_in_thoughts_alone() -> None:
     variant: Reply = ("<think>7. Wait. Let me check</think>1", 40)
     found = results(inputs([[[one]] for one in (first, again, variant)], ["1"]))
     assert [found[name].value for name in HESITATIONS] == pytest.approx([50.0, 50.0, 0.0, 50.0])
+
+
+def test_changed_answers_are_shown_as_they_were_concluded() -> None:
+    """The first question's greedy answer is lost as the thought is cut, the second's as another number is concluded."""
+    items = Items.from_rows(
+        [
+            item_of(i, family="thinking", rule="number", options=None, gold=None, answers=["1,200", str(LIMIT)])
+            for i in range(2)
+        ]
+    )
+
+    def model(*replies: tuple[str, bool]) -> RunRecords:
+        row = {"task": "t", "turn": 0, "sample": 0, "prompt": "q", "n_tokens": 9}
+        cells = [{**row, "item_id": str(i), "text": text, "correct": right} for i, (text, right) in enumerate(replies)]
+        return RunRecords(items=items, generations=Generations.from_rows(cells))
+
+    right = "<think>answer is 7</think>It is 1200.0.", True
+    base, cut = model(right, right), model(("<think>answer is 1200", False), (r"<think>7</think>\boxed{7} of 9", False))
+    shown = [[row[name] for name in ("gold", "baseline", "variant")] for row in flips_table(MetricInputs(base, cut))]
+    assert shown == [["1,200", "1200.0", None], ["1,200", "1200.0", "7"]]
+    changes = changes_of(base, cut)
+    assert [side["concluded"] for side in changes.answers] == [None, "7"]
+    assert [side["concluded"] for side in changes.baseline] == ["1200.0"] * 2
 
 
 DRAWS = 300  # their shares have a standard error of 1.3 points at 95 %

@@ -97,8 +97,10 @@ def test_the_variant_stands_out_and_a_second_run_does_not():
     results = compute_all(FULL)
     labels = _labels(FULL)
     assert labels["distance/kl_mean"] == labels["distance/corpus_kl_mean"] == "distinguishable"
-    # Every distance has a label; how the KL is spread over the items, over slices of them or below a bound, is none.
+    # Every distance has a label; how the KL is spread over the items, over slices of them or below a bound, is none,
+    # and from values without an interval nobody knows.
     spread = {"distance/kl_items", "distance/kl_share_top_item_pct", "distance/kl_share_top_percent_pct"}
+    spread |= {f"distance/corpus_kl_{name}" for name in ("max", "p99", "share_top_document_pct")}
     spread |= {"distance/worst_slice_flips_pct", "distance/worst_slice_kl_clipped", "distance/certain_pct"}
     assert set(labels) == {name for name in headline(results) if name.startswith("distance/")} - spread
     again = MetricInputs(FULL.baseline, FULL.noise, FULL.noise)

@@ -78,6 +78,9 @@ def test_a_distance_is_held_against_its_noise_floor():
     top = result("distance/top1_agreement", 0.90, 0.88, 0.92)
     floor = result("noise/top1_agreement", 0.95, 0.91, 0.97)
     assert str(rows_of(top, floor)["Same top token, items"].distinguishable) == "no: overlaps the noise floor"
+    # Ten questions have no interval, and of their chains there is no paired test: nobody knows.
+    few = rows_of(result("reasoning/chain_kl", 0.064), result("noise/chain_kl", 0.0))["KL, own thoughts (nats)"]
+    assert (few.difference, few.distinguishable) == ("0.0640", None)
 
 
 def test_a_difference_is_held_against_its_interval_and_direction():

@@ -20,7 +20,7 @@ from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.reasoning import COMPARISONS
 from mlflow_compress.records import Generations, Items, Judgments, MetricResult, RunRecords
 from mlflow_compress.reporting.answers_page import AnswerKey, mean_grades
-from mlflow_compress.reporting.details import ChangedAnswers, changed_answers, generated_texts
+from mlflow_compress.reporting.details import ChangedAnswers, changed_answers, concluded, generated_texts
 from mlflow_compress.reporting.numbers import scale_of
 
 
@@ -98,7 +98,8 @@ def _answers_of(inputs: MetricInputs, which: str, rows: Int) -> list[dict[str, A
     """Return what one model answered to each item.
 
     `p` has the probability of each option in thousandths, in the items' own order of options (an item that asks for one
-    word has the probability of that word); `choice` is the chosen option; `text` is a generated answer.
+    word has the probability of that word); `choice` is the chosen option; `text` is a generated answer, and `concluded`
+    what it concludes behind its thought.
     """
     if not len(rows):
         return []
@@ -121,10 +122,13 @@ def _answers_of(inputs: MetricInputs, which: str, rows: Int) -> list[dict[str, A
             if inputs.view.chooses[row]:
                 answers[place]["choice"] = int(predictions.content[row, 0])
     if records is not None and records.generations is not None:
-        view, texts = inputs.view, generated_texts(records)
+        view, texts, prompts = inputs.view, generated_texts(records), inputs.view.items.table.column("prompt")
         for place, row in enumerate(rows):
             if view.n_options[row] == 0:
-                answers[place]["text"] = texts.get((view.task[row], view.item_id[row]))
+                text = texts.get((view.task[row], view.item_id[row]))
+                answers[place]["text"] = text
+                if view.rule[row] in COMPARISONS:
+                    answers[place]["concluded"] = concluded(prompts[int(row)].as_py(), text, view.rule[row])
     return answers
 
 

@@ -322,8 +322,9 @@ def _first_flips(changes: Mapping[str, Any]) -> Table:
     listed.sort(key=lambda flip: -(changes["items"][flip[1]][8] or -1.0))
     flips = []
     for name, place, kind, _, side in listed[:_FIRST]:
-        item_id, task, category, _, prompt, options, gold, _, _, baseline = changes["items"][place]
+        item_id, task, category, _, prompt, options, gold, accepted, _, baseline = changes["items"][place]
         chooses = "choice" in baseline
+        shown = "concluded" if "concluded" in baseline else "text"
         flips.append(
             {
                 "model": name,
@@ -331,9 +332,9 @@ def _first_flips(changes: Mapping[str, Any]) -> Table:
                 "category": None if category is None else changes["categories"][category],
                 "item_id": item_id,
                 "question": prompt,
-                "gold": options[gold] if options and gold is not None else None,
-                "baseline": options[baseline["choice"]] if chooses else baseline.get("text"),
-                "variant": options[side["choice"]] if chooses else side.get("text"),
+                "gold": options[gold] if options and gold is not None else " / ".join(accepted or []) or None,
+                "baseline": options[baseline["choice"]] if chooses else baseline.get(shown),
+                "variant": options[side["choice"]] if chooses else side.get(shown),
                 "kind": kind,
             }
         )

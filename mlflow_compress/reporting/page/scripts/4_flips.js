@@ -111,7 +111,9 @@ const Flips = (data) => {
     return element("div", {},
       accepted ? element("p", { class: "note" }, `Accepted: ${accepted}`) : null,
       element("div", { class: "sides" }, ...models.filter(({ side }) => side).map(({ name, side }) =>
-        element("div", {}, element("h4", {}, name), element("pre", {}, side.text ?? "no answer")))));
+        element("div", {},
+          element("h4", {}, name, "concluded" in side ? `: ${side.concluded ?? "no answer that can be read"}` : null),
+          element("pre", {}, side.text ?? "no answer")))));
   }
 
   function card([variant, other, place, kind]) {
