@@ -91,11 +91,12 @@ def whole_reply(prompt: str, reply: str) -> str:
 
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+|/[1-9]\d*)?|-?\.\d+")
 _LETTER = re.compile(r"(?<![A-Za-z])[A-H](?![A-Za-z'])")
-# What is concluded stands in a box, or behind "answer is", up to the end of the line.
+# What is concluded stands in a box, or behind "answer is", up to the end of the line or of the thought.
 _BRACED = r"[^{}]*+"
 for _ in range(5):  # braces in braces
     _BRACED = rf"(?:[^{{}}]++|\{{{_BRACED}\}})*+"
-_CONCLUDED = re.compile(rf"\\boxed\{{({_BRACED})\}}|\banswer\s*(?:is\b\s*:?|:)\s*([^\n]*)", re.IGNORECASE)
+_ENDS = r"(?=\s*(?:</|<\||\[/|◁/|$))"
+_CONCLUDED = re.compile(rf"\\boxed\{{({_BRACED})\}}|\banswer\s*(?:is\b\s*:?|:)\s*([^\n]*?){_ENDS}", re.I | re.M)
 
 
 def _number(text: str) -> str | None:
@@ -167,13 +168,14 @@ def _verified(gold: str, other: str) -> bool:
 
 def conclusions(text: str, compare: str) -> Iterator[str]:
     """Yield what a text concludes, in a form in which equal answers are equal: boxed, or behind "answer is"."""
-    for begin, end in _concluded(text, compare):
+    for begin, end in conclusion_spans(text, compare):
         read = _READERS[compare](text[begin:end])
         assert read is not None
         yield read
 
 
-def _concluded(text: str, compare: str) -> Iterator[tuple[int, int]]:
+def conclusion_spans(text: str, compare: str) -> Iterator[tuple[int, int]]:
+    """Yield the first character of each of `conclusions`, and the one behind it."""
     for found in _CONCLUDED.finditer(text):
         begin, end = found.span(1 if found[1] is not None else 2)
         if _READERS[compare](text[begin:end]) is not None:
@@ -186,7 +188,7 @@ def read_answer(answer: str, compare: str) -> str | None:
     It is the last conclusion, if there is one; else the last number, the only letter, the whole text, or what
     math-verify finds. Equal formulas may be written differently: see `agree`.
     """
-    if compare == "math" and not any(_concluded(answer, compare)):
+    if compare == "math" and not any(conclusion_spans(answer, compare)):
         return _found_formula(answer)
     span = answer_span(answer, compare)
     return None if span is None else _READERS[compare](answer[slice(*span)])
@@ -202,7 +204,7 @@ def answer_span(answer: str, compare: str) -> tuple[int, int] | None:
 
     Also where math-verify has found a formula that stands there in another form.
     """
-    concluded, pattern = [*_concluded(answer, compare)], {"number": _NUMBER, "letter": _LETTER}.get(compare)
+    concluded, pattern = [*conclusion_spans(answer, compare)], {"number": _NUMBER, "letter": _LETTER}.get(compare)
     if compare == "math" and not concluded:
         formula = _found_formula(answer)
         at = -1 if formula is None else answer.rfind(formula)

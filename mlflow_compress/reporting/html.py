@@ -21,6 +21,7 @@ from mlflow_compress.reporting.headline import (
 )
 from mlflow_compress.reporting.numbers import scale_of, value_text
 from mlflow_compress.reporting.tables import TEMPLATES, Cell, Column, Table, Words, cell_text, result_text
+from mlflow_compress.reporting.thoughts import PartedThought
 from mlflow_compress.reporting.verdict import slice_findings
 
 if TYPE_CHECKING:
@@ -179,6 +180,7 @@ def render_report(
     failed_stages: Mapping[str, str] | None = None,
     judge_values: Mapping[str, float] | None = None,
     answers: Sequence[ComparedAnswer] = (),
+    thoughts: Sequence[PartedThought] = (),
 ) -> str:
     """Return the report as one HTML page, with embedded images and without scripts or external files.
 
@@ -199,6 +201,7 @@ def render_report(
         answers_compared="distance/flips_pct" in pooled,
         parts=_parts_table(results),
         thoughts=thoughts_table(results),
+        parted_thoughts=thoughts,
         slices=_slices_table(results),
         n_slices=len(slice_findings(results)),
         setup=settings_table(setup or {}),

@@ -19,6 +19,9 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import number_text
 
 MISSING = "-"
+LEVELS = 8
+"""Shades of a heat map, and of a thought."""
+
 _NARROWEST = 9  # characters of a wrapped label on one line
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes a text that begins with one of these
 _HERE = Path(__file__).parent
@@ -30,6 +33,7 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+TEMPLATES.globals["levels"] = LEVELS
 _SMALL = re.compile(r"(\d+(?:\.\d+)?e-\d+)")
 # Browsers break 2.3e-05 after its hyphen.
 TEMPLATES.filters["whole_numbers"] = lambda text: Markup(

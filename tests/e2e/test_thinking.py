@@ -111,6 +111,8 @@ def test_thinking_reaches_verdict_report_and_the_table_of_problems(tmp_path: Pat
 
     # The baseline's own thoughts are its first drawn answers. Both models have scored them; here once more in float64.
     assert "own thoughts" in report and "forking places" in report
+    page = mc.report(found, output=str(tmp_path / "page.html")).path.read_text(encoding="utf-8")
+    assert all("Where thoughts part" in text and 'class="concluded wrong"' in text for text in (report, page))
     runs = opened(f"sqlite:///{tmp_path / 'mlflow.db'}")
     [evaluated], [scored] = runs.find("evaluate"), runs.find("baseline")
     variant, baseline = (RunRecords.read(runs.fetch(run.run_id, RECORDS)) for run in (evaluated, scored))

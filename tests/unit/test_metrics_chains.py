@@ -16,8 +16,21 @@ from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.metrics.hesitation import marker_starts
 from mlflow_compress.reasoning import answer_span, read_answer
-from mlflow_compress.records import ChainDistances, Chains, ChainScores, MetricResult, RunRecords
-from mlflow_compress.reporting.html import thoughts_table
+from mlflow_compress.records import (
+    ChainDistances,
+    Chains,
+    ChainScores,
+    Generations,
+    Items,
+    MetricResult,
+    RunRecords,
+)
+from mlflow_compress.reporting.html import render_report, thoughts_table
+from mlflow_compress.reporting.page.variants_page import render_page
+from mlflow_compress.reporting.thoughts import PartedThought, parted_thoughts
+from tests.metric_records import item_of
+from tests.page_contents import page_content
+from tests.report_results import Page
 
 
 @pytest.mark.parametrize(
@@ -173,6 +186,74 @@ def test_scores_of_other_tokens_are_refused() -> None:
     with pytest.raises(AlignmentError, match="different target tokens"):
         results(MetricInputs(given.baseline, other))
     assert MetricInputs(RunRecords(), RunRecords()).missing(*REQUIRES) == "the baseline has no chains records"
+
+
+HOSTILE = "<script>1</script>"
+
+
+def thought_of(pieces: Sequence[str], kl: Sequence[float], parts: int, drawn: str) -> PartedThought:
+    """What is shown of one question, "2+3=?", whose two drawn answers are lost; `parts` is where the models part."""
+    n, key = len(pieces), {"task": "t", "item_id": "0"}
+    chain = {**key, "sample": 0, "prompt_tokens": PROMPT, "tokens": [*range(n)], "pieces": [*pieces]}
+    chain |= {"n_thought": pieces.index("</think>") + 1, "answer_begin": n - 1, "answer_end": n}
+    rows = [{**key, "item_id": "0/0", "position": len(PROMPT) + at} for at in range(n)][::-1]
+    zero = dict.fromkeys(ChainDistances.SCHEMA.names, 0.0)
+    moved = [{**zero, **row, "kl": kl[-1 - at], "same_top": n - 1 - at != parts} for at, row in enumerate(rows)]
+    scores = [{**row, "target": 0, "nll": 0.0, "p_target": 1.0, "argmax": n - 1, "entropy": 0.0} for row in rows]
+
+    def written(*texts: str) -> Generations:
+        row = {**key, "turn": 0, "prompt": "q", "n_tokens": 1, "correct": None}
+        return Generations.from_rows([{**row, "sample": at, "text": text} for at, text in enumerate(texts)])
+
+    item = item_of(0, family="thinking", rule="number", options=None, gold=None, answers=["5", "99"])
+    right = "<think>answer is 5</think>5"
+    base = RunRecords(
+        items=Items.from_rows([item]), chains=Chains.from_rows([chain]), generations=written("", *[right] * 4)
+    )
+    variant = RunRecords(
+        chain_distances=ChainDistances.from_rows(moved),
+        chain_scores=ChainScores.from_rows(scores),
+        generations=written("", "<think>answer is 7</think>7", drawn),
+    )
+    problem = {**key, "question": "2+3=?", "answer": "5", "right_baseline": 2, "read_baseline": 2}
+    problem |= {"right_variant": 0, "read_variant": 2}
+    assert parted_thoughts("v", [problem], base, replace(variant, chain_scores=None), most=3) == []
+    same = {**problem, "right_variant": 2}
+    [shown] = parted_thoughts("v", [same, problem, {**problem, "item_id": "1"}], base, variant, most=3)
+    return shown
+
+
+def test_where_thoughts_part_is_shown_with_what_was_concluded() -> None:
+    """The root of a KL of 1/4 is 1/2, which is the fourth of eight shades; what is found and lost is shown."""
+    pieces = [HOSTILE, "answer is ", "4", "\n", "answer is ", "5", "</think>", "5"]
+    kl = [0.0, 0.0, 0.25, 0.0, 9.0, 0.0, 0.001, 0.0]
+    shown = thought_of(pieces, kl, 2, f"<think>{HOSTILE}answer is 5\nanswer is 6</think>6")
+    assert (shown.right, shown.lost, shown.answers) == (("2 of 2", "0 of 2"), True, ("5 (2)", "7, 6"))
+    assert shown.parts == "the variant parts at token 3 of 8, where it would write '5'"
+    right, wrong = "concluded right", "concluded wrong"
+    assert shown.baseline == [
+        (f"{HOSTILE}answer is ", ""), ("4", f"h4 parts {wrong}"), ("\n", ""), ("answer is ", "h8"), ("5", right),
+        ("</think>", ""), ("5", right),
+    ]  # fmt: skip
+    assert shown.drawn == "a wrong answer, right in the thought"
+    assert [(text, look) for text, look in shown.variant_text if look] == [("5", right), ("6", wrong), ("6", wrong)]
+    for page in (
+        render_report(title="t", verdict="v", results=[], thoughts=[shown]),
+        render_page(replace(page_content(), thoughts=[shown])),
+    ):
+        assert HOSTILE not in page and HOSTILE in Page(page).text and "Where thoughts part" in page
+        assert "Where thoughts part" not in render_report(title="t", verdict="v", results=[])
+        for style in ("h4", "parts", "concluded.right"):
+            assert f".{style} {{" in page
+
+
+def test_of_a_long_thought_the_place_where_models_part_and_the_end_are_shown() -> None:
+    shown = thought_of([*["a "] * 16000, "</think>", "5"], [0.0] * 16002, 8000, "<think>b</think>" + "x" * 9000 + "7")
+    left_out = [text for text, look in shown.baseline if look == "left-out"]
+    assert left_out == [" … 7,900 more … ", f" … {16002 - 150 - 8400:,} more … "]
+    assert sum(text.count("a ") for text, _ in shown.baseline) == 500 + 148
+    assert sum(len(text) for text, look in shown.variant_text if look != "left-out") < 4 * 650
+    assert shown.baseline[-1] == ("5", "concluded right")
 
 
 def test_the_report_lists_the_places() -> None:

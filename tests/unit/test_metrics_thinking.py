@@ -60,6 +60,8 @@ def test_thought_and_answer_are_told_apart(prompt: str, reply: str, thought: str
 def test_a_thought_concludes_what_is_boxed_or_called_the_answer() -> None:
     text = "5+7=12\nanswer is 12\nno, the answer is: 13.\n" + r"\boxed{14} is 2 less than 16"
     assert [*conclusions(text, "number")] == ["12", "13", "14"]
+    for end in ("</think>", "\n</think>", "[/THINK]", " <|end_of_thought|>", ""):
+        assert [*conclusions(f"<think>answer is New York.{end}", "text")] == ["new york"]
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 2), (8, 4), (8, 8)])

@@ -18,10 +18,13 @@ from mlflow_compress.decide.gates import KL, gate_values
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.suite import is_task_file, task_parts
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
+from mlflow_compress.metrics.thinking import REQUIRES as THINKING
+from mlflow_compress.metrics.thinking import questions_table
 from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
 from mlflow_compress.reporting.headline import note_markdown
 from mlflow_compress.reporting.html import Figure, render_report
+from mlflow_compress.reporting.thoughts import MOST_SHOWN, parted_thoughts
 from mlflow_compress.scoring.child_process import in_forks
 from mlflow_compress.tracking import logged_model, run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
@@ -191,6 +194,7 @@ def _log_all(stages: Stages, folder: Path) -> None:
     figures, flips = next(drawn), flips_table(inputs)
     has_answers = judge is not None and any(file.path == ANSWERS for file in tracker.client.list_artifacts(judge))
     asked = tracker.child_ids(run.run_id).get("judge")  # also of a stage that failed: what it took was paid
+    problems = questions_table(inputs) if inputs.missing(*THINKING) is None else []
     page = render_report(
         title=f"{stages.variant} against {stages.label}",
         verdict=stages.verdict,
@@ -204,6 +208,7 @@ def _log_all(stages: Stages, folder: Path) -> None:
         answers=read_answers(tracker, judge) if judge is not None and has_answers else [],
         account=stages.account,
         failed_stages=stages.failed,
+        thoughts=parted_thoughts(stages.variant, problems, inputs.baseline, inputs.subject, most=MOST_SHOWN),
     )
     report = folder / "report.html"
     report.write_text(page, encoding="utf-8")

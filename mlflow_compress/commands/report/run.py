@@ -33,6 +33,9 @@ from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, ScoreRo
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.metrics.conscompf import ModelSimilarity, model_similarity
 from mlflow_compress.records import (
+    ChainDistances,
+    Chains,
+    ChainScores,
     Draws,
     Embeddings,
     Generations,
@@ -46,6 +49,7 @@ from mlflow_compress.records import (
 from mlflow_compress.reporting.page import variants_page
 from mlflow_compress.reporting.page.page_content import PageContent, PageVariant, changes_of
 from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
+from mlflow_compress.reporting.thoughts import MOST_SHOWN, PartedThought, parted_thoughts
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, HIDDEN, RECORDS
 from mlflow_compress.tracking.store import RESOLVED
@@ -133,11 +137,12 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
     first = children[board.finished[0].name]
     baseline_run = first["evaluate"].data.tags[run_names.BASELINE_RUN]
     baseline_folder = tracker.fetch(baseline_run, RECORDS)
-    baseline = _read(baseline_folder, Items, OptionScores, Generations)
+    baseline = _read(baseline_folder, Items, OptionScores, Generations, Chains)
     judges = filter(None, map(finished_judge, children.values()))
     answers_run = next((judge.data.tags[ANSWERS_RUN] for judge in judges), None)
     settings = _settings(runs)
     variants = []
+    thoughts: list[PartedThought] = []
 
     for name, run in runs.items():
         judge = finished_judge(children[name])
@@ -150,7 +155,13 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
         folder = tracker.fetch(children[name]["evaluate"].info.run_id, RECORDS)
         # Answers that were not drawn are no changes, and no missing answers either: the page shows the numbers alone.
         has_all = baseline.items is not None and not (folder / f"{Draws.NAME}.parquet").is_file()
-        records = _read(folder, OptionScores, OptionDistances, Generations)
+        thinks = baseline.chains is not None and len(thoughts) < MOST_SHOWN
+        records = _read(
+            folder, OptionScores, OptionDistances, Generations, *((ChainScores, ChainDistances) if thinks else ())
+        )
+        if thinks:
+            problems = tracker.json_of(children[name]["evaluate"], "problems.json")
+            thoughts += parted_thoughts(name, problems, baseline, records, most=max(1, MOST_SHOWN // len(runs)))
         variants.append(
             PageVariant(
                 name=name,
@@ -199,6 +210,7 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
             **({"hash of task": tasks} if isinstance(tasks, dict) else {}),
         },
         similarity=answer_similarity(tracker, board, children),
+        thoughts=thoughts,
         notes=_notes(len(runs), children, len(answered_by)),
     )
 

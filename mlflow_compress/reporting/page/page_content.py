@@ -22,6 +22,7 @@ from mlflow_compress.records import Generations, Items, Judgments, MetricResult,
 from mlflow_compress.reporting.answers_page import AnswerKey, mean_grades
 from mlflow_compress.reporting.details import ChangedAnswers, changed_answers, concluded, generated_texts
 from mlflow_compress.reporting.numbers import scale_of
+from mlflow_compress.reporting.thoughts import PartedThought
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,6 +59,8 @@ class PageContent:
     grades: Judgments | None = None  # A judge's grades of these answers
     # How similar the answers of baseline and variants are; None where no judge stage embedded them
     similarity: ModelSimilarity | None = None
+    # Questions with a thought of which much of the probability of being right moved
+    thoughts: Sequence[PartedThought] = ()
     setup: Mapping[str, Any] = field(default_factory=dict)  # How it was measured; values may be nested
     notes: Sequence[str] = ()  # What the page leaves out, and why
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,11 +20,8 @@ from mlflow_compress.reporting import scoreboard_text
 from mlflow_compress.reporting.headline import for_users
 from mlflow_compress.reporting.html import changes_table, settings_table
 from mlflow_compress.reporting.page.page_content import PageContent, page_data, shared_changes, ties
-from mlflow_compress.reporting.tables import TEMPLATES, Column, Table, Words, escape_markdown, policy_hash
+from mlflow_compress.reporting.tables import LEVELS, TEMPLATES, Column, Table, Words, escape_markdown, policy_hash
 from mlflow_compress.reporting.verdict import slice_findings
-
-LEVELS = 8
-"""Shades of a heat map."""
 
 MOST_PAIRED = 24
 """Most variants whose pairs are shown; the table of pairs grows with the square."""
@@ -263,7 +260,7 @@ def render_page(content: PageContent) -> str:
     data, values = page_data(content)
     changes, answers = values["changes"], values["answers"]
     style = TEMPLATES.get_template("report.css").render()
-    style += TEMPLATES.get_template("page.css.j2").render(levels=LEVELS)
+    style += TEMPLATES.get_template("page.css.j2").render()
     libraries = (_HERE / "vendor" / "libraries.min.js").read_text(encoding="utf-8")
     script = "".join(path.read_text(encoding="utf-8") for path in sorted((_HERE / "scripts").glob("*.js")))
     board = content.board
@@ -515,6 +512,7 @@ def content_values(content: PageContent) -> dict[str, Any]:
             for v, row in zip(content.variants, made.rows, strict=True)
         ],
         "items_by_task": [dict(zip(("task", "family", "n"), row, strict=True)) for row in counts],
+        "thoughts": [asdict(thought) for thought in content.thoughts],
         "setup": dict(content.setup),
         "notes": list(content.notes),
     }
