@@ -24,12 +24,15 @@ from mlflow_compress.decide.gates import (
 )
 from mlflow_compress.decide.separation import SIGNIFICANCE, ItemScores, Separation, groups_not_told_apart, separate
 from mlflow_compress.errors import DataError
+from mlflow_compress.metrics.chains import CHAIN_KL
 from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, headline_keys, key
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, shows_clipped
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.correlation import MOST_FOR_EXACT, spearman, spearman_exact_p
 from mlflow_compress.metrics.stats.significance import holm
 from mlflow_compress.metrics.stats.variance_components import MakeSpread, closer_probability, make_spread
+from mlflow_compress.metrics.thinking import PASS_DELTA
+from mlflow_compress.metrics.thought_length import COST_RATIO, LENGTH
 from mlflow_compress.records import MetricResult
 
 T = TypeVar("T")
@@ -67,12 +70,18 @@ class ScoredVariant:
 BITS = "size/bits_per_weight"
 SECONDS = "seconds/total"
 JUDGE, SIMILARITY = "judge/mt_bench", "judge/similarity"
+DISTANCES = (KL, CHAIN_KL.name)
+"""The distances by which variants are closer to the baseline, the first that any of them has."""
 
 MAIN_METRICS = (
     DELTA,
     FLIPS,
     "distance/all_flips_pct",
     KL,
+    CHAIN_KL.name,
+    PASS_DELTA.name,
+    COST_RATIO.name,
+    LENGTH.name,
     "distance/top1_agreement",
     "robustness/shuffle_drop_pct",
     "uncertainty/uacc",
@@ -95,6 +104,7 @@ class ScoreColumn:
     direction: Direction  # Which way is better
     meaning: str
     main: bool  # Whether narrow tables have it
+    is_difference: bool = False  # Of the variant's value and the baseline's: it is shown with its sign
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +163,8 @@ def columns() -> tuple[ScoreColumn, ...]:
 
 
 def _metric_column(declared: MetricKey, *, main: bool) -> ScoreColumn:
-    return ScoreColumn(declared.name, declared.label, declared.unit, declared.direction, declared.meaning, main)
+    texts = declared.name, declared.label, declared.unit, declared.direction, declared.meaning
+    return ScoreColumn(*texts, main, declared.is_difference)
 
 
 def _cells(variant: ScoredVariant, columns: Collection[str]) -> dict[str, Cell]:
@@ -348,7 +359,7 @@ def _and(names: Sequence[str]) -> str:
 
 
 _P = "quality/mcnemar_p"
-_SERVING_COSTS = {DECODE_SPEEDUP: -1.0, MEMORY_RATIO: 1.0}  # 1 where lower is better
+_SERVING_COSTS = {DECODE_SPEEDUP: -1.0, MEMORY_RATIO: 1.0, COST_RATIO.name: 1.0}  # 1 where lower is better
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -392,8 +403,8 @@ class Scoreboard:
     # What the baseline itself has, by column; its size to the digits of the stored ratio. It has no distances.
     baseline_cells: Mapping[str, Cell]
     pareto: tuple[str, ...]  # The variants on the front of size against KL, the smallest first
-    # By what serving costs (decode speedup, peak memory): the variants on the front of it against KL, the best first.
-    # Only where a variant has both.
+    # By what serving costs (decode speedup, peak memory, tokens to a right answer): the variants on the front of it
+    # against KL, the best first. Only where a variant has both.
     serving_fronts: Mapping[str, tuple[str, ...]]
     correlations: tuple[VariantCorrelation, ...]  # Of every pair of main metrics
     separations: tuple[Separation, ...]  # Every pair of finished variants
@@ -403,6 +414,7 @@ class Scoreboard:
     # Pairs of which at least one was made several times, and the other too, or it is made once and for all
     closer: tuple[Closer, ...] = ()
     drawn_from: int | None = None  # Items of which those of some variant were drawn; None where all were scored
+    distance: str = KL  # The KL by which variants are closer: of the items, or where there is none, of own thoughts
 
     @property
     def finished(self) -> tuple[ScoreRow, ...]:
@@ -437,10 +449,11 @@ def scoreboard(
     every = columns()
     shown = [column.key for column in every]
     values = {variant.name: _cells(variant, shown) for variant in variants}
-    ordered = sorted(variants, key=lambda v: _place(v, values[v.name]))
+    distance = next((name for name in DISTANCES if any(name in row for row in values.values())), KL)
+    ordered = sorted(variants, key=lambda v: _place(v, values[v.name], distance))
     judged = {v.name: values[v.name] for v in variants if not v.lacking}
     baseline_cells = _baseline_cells(ordered, shown)
-    front = _front(judged, SIZE, baseline_cells.get(CACHE))
+    front = _front(judged, SIZE, distance, baseline_cells.get(CACHE))
     raw = {v.name: v.results[_P].value for v in ordered if _P in v.results}
     corrected = dict(zip(raw, holm(list(raw.values())).tolist(), strict=True)) if raw else {}
     lucks, closer = _luck(ordered)
@@ -477,7 +490,7 @@ def scoreboard(
         rows=rows,
         baseline_cells=baseline_cells,
         pareto=front,
-        serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(judged, cost))},
+        serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(judged, cost, distance))},
         correlations=correlate_metrics([values[v.name] for v in ordered]),
         separations=separations,
         groups=groups,
@@ -487,6 +500,7 @@ def scoreboard(
             (v.items.design.n_items for v in variants if v.items is not None and v.items.design is not None),
             default=None,
         ),
+        distance=distance,
     )
 
 
@@ -539,24 +553,26 @@ def _baseline_cells(variants: Sequence[ScoredVariant], columns: Collection[str])
     return cells
 
 
-def _front(values: Mapping[str, Mapping[str, Cell]], cost: str, plain_cache: Cell | None = None) -> tuple[str, ...]:
-    """Return the variants that no other one beats in both a cost and KL.
+def _front(
+    values: Mapping[str, Mapping[str, Cell]], cost: str, distance: str, plain_cache: Cell | None = None
+) -> tuple[str, ...]:
+    """Return the variants that no other one beats in both a cost and the distance.
 
     - `plain_cache`: With the size as cost, the bytes of the baseline's cache where some variant has another one: then
       none beats a variant with a smaller cache.
     """
     sign, points = _SERVING_COSTS.get(cost, 1.0), {}
     for name, row in values.items():
-        if cost in row and KL in row:
+        if cost in row and distance in row:
             cache = () if plain_cache is None else (row.get(CACHE, plain_cache).value,)
-            points[name] = (sign * row[cost].value, row[KL].value, *cache)
+            points[name] = (sign * row[cost].value, row[distance].value, *cache)
     return pareto_front(points)
 
 
-def _place(variant: ScoredVariant, row: Mapping[str, Cell]) -> tuple[int, float, float, str]:
-    """Return the sort key: status, then KL, then size, then name."""
+def _place(variant: ScoredVariant, row: Mapping[str, Cell], distance: str) -> tuple[int, float, float, str]:
+    """Return the sort key: status, then distance, then size, then name."""
     status = ("finished", "failed", "unsupported").index(variant.status)
-    kl, size = (row[name].value if name in row else math.inf for name in (KL, SIZE))
+    kl, size = (row[name].value if name in row else math.inf for name in (distance, SIZE))
     return status, kl, size, variant.name
 
 

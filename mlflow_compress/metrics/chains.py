@@ -130,9 +130,8 @@ CHAIN_KL = _key(
     "lower",
     "Mean KL(baseline || variant) per token of the baseline's own thoughts and answers; also by place.",
     label="KL, own thoughts (nats)",
-    headline=135,
+    headline=134,
     floor="noise/chain_kl",
-    on_main_run=False,
 )
 _times = keys_of("reasoning", unit="ratio", counted="tokens", on_request=True)
 FORKING_RATIO = _times(

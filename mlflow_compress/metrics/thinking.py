@@ -180,7 +180,7 @@ PASS = _share(
     "higher",
     "Drawn answers of the variant that are right, thought or not.",
     label="Right answers (pass@1)",
-    headline=136,
+    headline=135,
     difference="reasoning/pass_at_1_delta",
     floor=PASS_FLOOR.name,
     on_main_run=False,
@@ -190,6 +190,7 @@ PASS_DELTA = _share(
     "higher",
     "Variant minus baseline; Tango's paired score interval.",
     low=-1.0,
+    label="Right answers, difference",
     noticed="right answers to problems",
 )
 _of_questions = keys_of("reasoning", unit="share", high=1.0, on_request=True)
@@ -206,7 +207,7 @@ FLIPS = _percent(
     "Mean squared change of the probability of being right, without the luck of sampling; of sure answers, flips.",
     low=-100.0,
     label="Flips of drawn answers",
-    headline=137,
+    headline=136,
     floor=FLIPS_FLOOR.name,
     on_main_run=False,
 )

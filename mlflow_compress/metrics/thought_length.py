@@ -21,7 +21,7 @@ LENGTH = _times(
     "neither",
     "Tokens of the variant's drawn answers, thoughts included, over those of the baseline's.",
     label="Length of thoughts and answers",
-    headline=138,
+    headline=137,
     floor=LENGTH_FLOOR.name,
     on_main_run=False,
     noticed="length of thoughts",
@@ -60,9 +60,23 @@ HESITATION_DELTA = _hesitations("hesitation_per_1k_delta", "neither", "Variant m
 HESITATION_FLOOR = _hesitations(
     "hesitation_per_1k_floor", "neither", "The baseline's second sampling minus its first.", low=-np.inf
 )
-COST = _tokens("tokens_per_right", "lower", "Tokens that the variant writes to one right answer.")
+COST = _tokens(
+    "tokens_per_right",
+    "lower",
+    "Tokens that the variant writes to one right answer.",
+    label="Tokens to a right answer",
+    headline=138,
+    difference="reasoning/tokens_per_right_ratio",
+    on_main_run=False,
+)
 COST_BASELINE = _tokens("tokens_per_right_baseline", "lower", "The same of the baseline.")
-COST_RATIO = _times("tokens_per_right_ratio", "lower", "Variant over baseline.")
+COST_RATIO = _times(
+    "tokens_per_right_ratio",
+    "lower",
+    "Tokens to a right answer, variant over baseline.",
+    unit="times",
+    label="Tokens to a right answer, ratio",
+)
 
 
 def _found_share(means: Float) -> Float:

@@ -6,7 +6,6 @@ from typing import Any
 
 import matplotlib
 
-from mlflow_compress.decide.gates import DECODE_SPEEDUP, MEMORY_RATIO
 from mlflow_compress.decide.scoreboard import Scoreboard
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, headline
@@ -23,7 +22,7 @@ from mlflow_compress.reporting.plots import distances
 from mlflow_compress.reporting.plots import variants as plots
 from mlflow_compress.reporting.plots.style import RC, Drawing, state
 
-_A_CHOICE = 2  # timed variants; the figures of one would show nothing that its table does not
+_A_CHOICE = 2  # variants; the figures of one would show nothing that its table does not
 
 
 def _margin(inputs: MetricInputs) -> Drawing | None:
@@ -123,11 +122,15 @@ def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
         }
         for row in board.finished
     ]
-    speed, memory = (board.serving_fronts.get(cost, ()) for cost in (DECODE_SPEEDUP, MEMORY_RATIO))
+    costs = {"speed": plots.SPEED, "memory": plots.MEMORY, "tokens": plots.TOKENS}
     drawings = {
         "pareto_front": plots.draw_variants(points, None, front=board.pareto),
-        "pareto_front_speed": plots.draw_variants(points, None, front=speed, costs=(plots.SPEED,), fewest=_A_CHOICE),
-        "pareto_front_memory": plots.draw_variants(points, None, front=memory, costs=(plots.MEMORY,), fewest=_A_CHOICE),
+        **{
+            f"pareto_front_{name}": plots.draw_variants(
+                points, None, front=board.serving_fronts.get(axis.field, ()), costs=(axis,), fewest=_A_CHOICE
+            )
+            for name, axis in costs.items()
+        },
         "correlations": plots.draw_correlations(board),
     }
     return _saved(drawings, folder)

@@ -5,22 +5,28 @@ from collections.abc import Sequence
 
 from mlflow_compress.decide import scoreboard
 from mlflow_compress.decide.gates import CACHE, DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, SIZE
+from mlflow_compress.metrics.chains import CHAIN_KL
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
+from mlflow_compress.metrics.thinking import PASS, PASS_DELTA
+from mlflow_compress.metrics.thought_length import COST_RATIO, LENGTH
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import number_text
 from mlflow_compress.reporting.tables import Column, Table, Words, csv_text, escape_markdown, filled, result_text
 
-_WITH_INTERVAL = (DELTA, FLIPS, KL, DECODE_SPEEDUP)  # in the narrow tables; the others show their value alone
+# Columns that have intervals in the narrow tables; the others show their value alone
+_WITH_INTERVAL = (DELTA, FLIPS, KL, PASS_DELTA.name, DECODE_SPEEDUP)
 _TERMINAL = 120  # characters of its lines
 _RUNTIME = "runtime"
-_ACCURACY = "quality/accuracy"
+# In the column of a difference stands the baseline's own value, with its name
+_OWN = {DELTA: ("quality/accuracy", "accuracy "), PASS_DELTA.name: (PASS.name, "right ")}
 # Columns that a terminal leaves out where it is too narrow, the least important first
 _LEFT_OUT = (
     "uncertainty/uacc",
     "robustness/shuffle_drop_pct",
     "distance/top1_agreement",
     "distance/all_flips_pct",
+    LENGTH.name,
     PREFILL_SPEEDUP,
     _RUNTIME,
     scoreboard.BITS,
@@ -28,7 +34,10 @@ _LEFT_OUT = (
     scoreboard.JUDGE,
     MEMORY_RATIO,
     scoreboard.SECONDS,
+    CHAIN_KL.name,
     DECODE_SPEEDUP,
+    COST_RATIO.name,
+    PASS_DELTA.name,
     CACHE,
     SIZE,
 )
@@ -60,7 +69,7 @@ def score_text(row: scoreboard.ScoreRow, column: scoreboard.ScoreColumn, *, inte
     """Return one value as text, with its interval if wanted: the clipped KL where the mean has none."""
     cell = row.cells[CLIPPED.name if column.key == KL and CLIPPED.name in row.cells else column.key]
     result = MetricResult(column.key, cell.value, cell.low, cell.high)
-    return number_text(result, column.unit, difference=column.key == DELTA, interval=interval)
+    return number_text(result, column.unit, difference=column.is_difference, interval=interval)
 
 
 def scoreboard_table(board: scoreboard.Scoreboard) -> Table:
@@ -82,16 +91,15 @@ def scoreboard_table(board: scoreboard.Scoreboard) -> Table:
 
 
 def baseline_row(board: scoreboard.Scoreboard, heads: Sequence[Column]) -> list[str | Words | None]:
-    """Return the baseline's own values; in the column of the accuracy's change, its accuracy."""
+    """Return the baseline's own values; in the columns of differences, what they are of."""
     by_key = {column.key: column for column in board.columns}
     cells: list[str | Words | None] = [Words(f"{board.baseline} (baseline)")]
     for head in heads:
-        key = _ACCURACY if head.key == DELTA else head.key
+        key, prefix = _OWN.get(head.key, (head.key, ""))
         cell, column = board.baseline_cells.get(key), by_key.get(key)
         if cell is None or column is None:
             cells.append(None)
         else:
-            prefix = "accuracy " if key == _ACCURACY else ""
             text = number_text(MetricResult(key, cell.value), column.unit, difference=False, interval=False)
             cells.append(Words(prefix + text, value=cell.value))
     return cells
@@ -131,11 +139,12 @@ def finding(board: scoreboard.Scoreboard) -> str:
     lacking = [warning for warning in board.warnings if warning.kind == "no_verdict"]
     parts = [*(warning.text for warning in lacking), *parts]
     judged = [row for row in done if all(row.name not in warning.variants for warning in lacking)]
-    column = next((one for one in board.columns if one.key == KL), None)
-    if column is not None and judged and KL in judged[0].cells:
+    column = next((one for one in board.columns if one.key == board.distance), None)
+    if column is not None and judged and board.distance in judged[0].cells:
         clipped = "clipped " if CLIPPED.name in judged[0].cells else ""
         closest = score_text(judged[0], column, interval=True)
-        parts.append(f"closest is {judged[0].name} with a {clipped}KL of {closest}")
+        on = "" if board.distance == KL else " on the baseline's own thoughts"
+        parts.append(f"closest is {judged[0].name} with a {clipped}KL of {closest}{on}")
     if front := shown_front(board):
         parts.append(f"on the Pareto front of size and KL: {', '.join(front)}")
     return "; ".join(parts)
@@ -155,9 +164,17 @@ def legend(board: scoreboard.Scoreboard) -> list[str]:
     clipped = [row for row in board.rows if CLIPPED.name in row.cells]
     if clipped:
         lines.append(f"{_CLIPPED} {_CLIPPED_MEANS}: {', '.join(f'{row.name} {_above(row)}' for row in clipped)}")
-    # Of one timed variant there is no front to tell.
-    words = {DECODE_SPEEDUP: "decode speed", MEMORY_RATIO: "peak memory"}
-    fronts = board.serving_fronts if sum(1 for row in board.rows if row.runtime) > 1 else {}
+    words = {
+        DECODE_SPEEDUP: "decode speed",
+        MEMORY_RATIO: "peak memory",
+        COST_RATIO.name: "tokens to a right answer",
+    }
+    # Of one variant there is no front to tell.
+    fronts = {
+        cost: names
+        for cost, names in board.serving_fronts.items()
+        if sum(cost in row.cells for row in board.finished) > 1
+    }
     return [
         *lines,
         *_items(board),

@@ -133,15 +133,19 @@ def _growth(pooled: Mapping[str, MetricResult]) -> str:
 
 
 def _problems(pooled: Mapping[str, MetricResult]) -> str:
-    """Return what became of answers behind a thought, and of their price; empty where none was asked for."""
-    right, cost = pooled.get(PASS_DELTA.name), pooled.get(COST_RATIO.name)
+    """Return what became of answers behind a thought; empty where none was asked for."""
+    right = pooled.get(PASS_DELTA.name)
     if right is None:
         return ""
-    words = f"right answers to problems {numbers.interval_text(right, numbers.SHARE, difference=True)}"
+    return f"right answers to problems {numbers.interval_text(right, numbers.SHARE, difference=True)}; "
+
+
+def tokens_words(cost: MetricResult | None) -> str:
+    """Return what follows a size, as in ", but 1.4x [1.2, 1.6] as many tokens to a right answer"; empty without."""
     if cost is None:
-        return f"{words}; "
-    times = numbers.interval_text(cost, numbers.scale_of(COST_RATIO.unit), difference=False)
-    return f"{words}, each for {times} times the tokens; "
+        return ""
+    times = numbers.number_text(cost, COST_RATIO.unit)
+    return f", {'but' if (cost.low or 0.0) > 1.0 else 'and'} {times} as many tokens to a right answer"
 
 
 def answer_by_default(
@@ -196,7 +200,7 @@ def verdict(
     `account` bears on it.
     """
     answer = answer_by_default(label, pooled, size_ratio=size_ratio, cache_ratio=cache_ratio, account=account)
-    size = _size(label, size_ratio, sparsity, cache_ratio)
+    size = _size(label, size_ratio, sparsity, cache_ratio) + tokens_words(pooled.get(COST_RATIO.name))
     if served_by is not None:
         size += f"; read by {', '.join(served_by)}" if served_by else "; no server reads its format"
     remark = "" if account is None or "seed" not in account.setting else f"; seed {account.setting['seed']}"

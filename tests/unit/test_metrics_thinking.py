@@ -256,10 +256,13 @@ def test_any_of_them_can_be_gated() -> None:
 
 def test_the_verdict_says_what_became_of_right_answers_and_of_their_price() -> None:
     right = [[said(1)] * 4] * 20
-    theirs = [[said(1), said(1), said(9), said(9)]] * 20
+    theirs = [[said(1), said(1), said(9), said(1 + 8 * (i % 2))] for i in range(20)]  # 80 answers, 50 of them right
     found = {r.name: r for r in results(inputs([right, right, theirs], ["1"] * 20)).values()}
     said_of = verdict("v", found, size_ratio=2.0)
-    assert "; right answers to problems -50.0 pt [" in said_of and ", each for 2.00" in said_of
+    assert "; right answers to problems -37.5 pt [" in said_of and "; 2.0x smaller, but 1.60x [1." in said_of
+    assert said_of.endswith("] as many tokens to a right answer")
+    same = {r.name: r for r in results(inputs([right] * 3, ["1"] * 20)).values()}
+    assert verdict("v", same, size_ratio=None).endswith("size not known, and 1.00x as many tokens to a right answer")
     assert "problems" not in verdict("v", {}, size_ratio=2.0)
 
 

@@ -146,6 +146,23 @@ def test_the_scoreboard_draws_a_front_for_each_cost_that_two_variants_have(tmp_p
         assert found == names
 
 
+def test_of_models_that_think_the_size_stands_with_the_tokens_to_a_right_answer(tmp_path):
+    cost, kl = "reasoning/tokens_per_right_ratio", "reasoning/chain_kl"
+    row = {"name": "mine", BITS: 4.1, kl: 0.1, cost: 1.4, f"{cost}_low": 1.2, f"{cost}_high": 1.6}
+    drawing = draw_variants([row, {"name": "b", BITS: 5.0, kl: 0.2}], "mine")
+    assert drawing.title == (
+        "mine: KL 0.1 at 4.10 bits per weight, but 1.40x [1.20, 1.60] as many tokens to a right answer; "
+        "no other of 2 variants is both as small and as close"
+    )
+    assert "own thoughts" in drawing.canvas.axes[0].get_ylabel()
+    two = [variant(name, size=size, more={kl: 0.1, cost: size}) for name, size in (("a", 2), ("b", 3))]
+    found = draw_scoreboard(scoreboard(two, baseline="base", evaluation="e"), tmp_path)
+    titles = {figure.path.stem: figure.title for figure in found}
+    assert titles["pareto_front_tokens"] == (
+        "1 of 2 variants is on the Pareto front of tokens to a right answer and KL"
+    )
+
+
 def test_kl_by_position_and_by_context_states_both_ends():
     parts = {"tokens 8-15": 0.4, "token 1": 0.1, "tokens 2-3": 0.2, "tokens 4-7": 0.3, "reasoning": 0.2, "answer": 0.3}
     found = {

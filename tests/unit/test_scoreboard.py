@@ -30,6 +30,7 @@ from tests.scored_variants import VLLM, scores, served, variant
 
 FLIPS = "distance/flips_pct"
 SPEEDUP, _, MEMORY = boards.SERVING
+COST = boards.COST_RATIO.name
 SIMULATED = "the format hqq_packed is only simulated: no kernel computes with it"
 
 
@@ -314,6 +315,28 @@ def measured(name: str, size: float, **values: float):
     return replace(
         variant(name, runtime=VLLM), results=results, sizes=sizes, seconds={"quantize": 30.0, "evaluate": 1234.5}
     )
+
+
+def test_models_that_think_are_as_close_as_on_the_baselines_own_thoughts() -> None:
+    """Where no item has a KL: near has the smaller one of thoughts; far is smaller, and both are on the front."""
+    made = {"near": (0.001, -0.01, 1.05, 9), "far": (0.2, -0.4, 2.5, 5)}
+    found = board(
+        *(
+            variant(name, size=size, more={boards.CHAIN_KL.name: kl, boards.PASS_DELTA.name: delta, COST: cost})
+            for name, (kl, delta, cost, size) in made.items()
+        )
+    )
+    assert [row.name for row in found.rows] == ["near", "far"] and found.pareto == ("far", "near")
+    assert found.serving_fronts == {COST: ("near",)}
+    assert board_text.finding(found).endswith("closest is near with a KL of 0.00100 on the baseline's own thoughts")
+    assert "Pareto front of tokens to a right answer and KL: near" in board_text.legend(found)
+    lines = board_text.scoreboard_text(found).splitlines()
+    assert all(any(text in line for line in lines) for text in ("-40.0 pt", "2.50x", "0.200"))
+    baseline = MetricResult("reasoning/pass_at_1_baseline", 0.84, n=8)
+    one = variant("near", more={boards.PASS_DELTA.name: -0.01, "reasoning/pass_at_1": 0.83})
+    text = board_text.scoreboard_text(board(replace(one, results=one.results | {baseline.name: baseline})))
+    assert "right 84.0 %" in text
+    assert board(variant("a", kl=0.1)).distance == "distance/kl_mean"
 
 
 def test_a_terminal_of_120_columns_shows_what_decides_and_names_the_rest() -> None:

@@ -14,12 +14,14 @@ from mlflow_compress.commands.shared.past_runs import described_runtime
 from mlflow_compress.commands.shared.stored import logged, read_metadata
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE
-from mlflow_compress.decide.gates import KL, gate_values
+from mlflow_compress.decide.gates import gate_values
+from mlflow_compress.decide.scoreboard import DISTANCES
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.suite import is_task_file, task_parts
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.thinking import REQUIRES as THINKING
 from mlflow_compress.metrics.thinking import questions_table
+from mlflow_compress.metrics.thought_length import COST_RATIO
 from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
 from mlflow_compress.reporting.headline import note_markdown
@@ -122,13 +124,16 @@ def log_model(stages: Stages) -> None:
 def _variants(stages: Stages) -> tuple[list[dict[str, Any]], str]:
     """Return size, distance, speed and memory of every variant of the evaluation, and the name that shows this one."""
     this = (stages.variant, stages.checkpoint_sha256)
-    points: dict[tuple[str, str], Mapping[str, float]] = {}
+    points: dict[tuple[str, str], Mapping[str, float | None]] = {}
     for group in evaluations(stages.tracker, stages.label):
         if group.id == stages.evaluation:
             points = {variant.checkpoint: variant.run.data.metrics for variant in group.variants}
-    points[this] = _values(stages)
+    cost = stages.pooled.get(COST_RATIO.name)
+    ends = {} if cost is None else {f"{cost.name}_low": cost.low, f"{cost.name}_high": cost.high}
+    points[this] = {**_values(stages), **ends}
     shown = names_of(points)
-    rows = [{"name": shown[key], **values} for key, values in sorted(points.items()) if KL in values]
+    measured = sorted(pair for pair in points.items() if not pair[1].keys().isdisjoint(DISTANCES))
+    rows = [{"name": shown[key], **values} for key, values in measured]
     return rows, shown[this]
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 from scipy.special import softmax
 
-from mlflow_compress.decide.gates import DELTA
 from mlflow_compress.decide.promotion import Decision
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn
 from mlflow_compress.metrics.conscompf import ModelSimilarity
@@ -314,6 +313,7 @@ def score_data(content: PageContent) -> dict[str, Any]:
     board = content.board
     return {
         "columns": [_axis(column) for column in board.columns],
+        "distance": board.distance,
         "rows": [
             {
                 "name": row.name,
@@ -339,7 +339,7 @@ def _axis(column: ScoreColumn) -> dict[str, Any]:
     """Return a column as an axis: values times `factor` have the unit `suffix`."""
     units = {"bytes": (1e-6, "MB"), "times": (1.0, ""), "bits": (1.0, "bits"), "seconds": (1.0, "s")}
     scale = scale_of(column.unit)
-    unit = scale.difference_suffix if column.key == DELTA else scale.suffix
+    unit = scale.difference_suffix if column.is_difference else scale.suffix
     factor, suffix = units.get(column.unit, (scale.factor, unit.strip()))
     return {
         "key": column.key,

@@ -15,6 +15,8 @@ from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn, ScoreRow
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.kl_tail import CLIPPED
+from mlflow_compress.metrics.thinking import PASS_DELTA
+from mlflow_compress.metrics.thought_length import COST_RATIO
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import scoreboard_text
 from mlflow_compress.reporting.headline import for_users
@@ -353,6 +355,8 @@ _TOLD = {
     RATIO: "{} smaller",
     DECODE_SPEEDUP: "decodes at {} the baseline's speed",
     MEMORY_RATIO: "{} its peak memory",
+    PASS_DELTA.name: "right answers {}",
+    COST_RATIO.name: "{} as many tokens to a right answer",
 }
 _BEST = {"size": "the smallest", "kl": "the closest", "speed": "the fastest", "utility": "the most useful"}
 

@@ -10,12 +10,14 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
-from mlflow_compress.decide.scoreboard import BITS, Scoreboard
+from mlflow_compress.decide.scoreboard import BITS, DISTANCES, Scoreboard
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.metrics.diagnosis import GroupsFound
+from mlflow_compress.metrics.thought_length import COST_RATIO
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.plots import style
+from mlflow_compress.reporting.verdict import tokens_words
 
 _WIDE = 8.0  # ratio of the ends of an axis from which on it is logarithmic
 
@@ -66,6 +68,17 @@ MEMORY = CostAxis(
 )
 
 
+TOKENS = CostAxis(
+    field=COST_RATIO.name,
+    label="Tokens to a right answer, over the baseline's",
+    shown="{:.2f}x the baseline's tokens to a right answer",
+    what="tokens to a right answer",
+    word="cheap in tokens",
+    side="fewer tokens are further left",
+    baseline=1.0,
+)
+
+
 class _Point(NamedTuple):
     name: str
     cost: float
@@ -75,22 +88,22 @@ class _Point(NamedTuple):
     high: float | None
 
 
-def _points(variants: Sequence[Mapping[str, Any]], axis: CostAxis) -> list[_Point]:
+def _points(variants: Sequence[Mapping[str, Any]], axis: CostAxis, distance: str) -> list[_Point]:
     points = []
     for v in variants:
-        if v.get(axis.field) is not None and v.get(KL) is not None:
+        if v.get(axis.field) is not None and v.get(distance) is not None:
             low, high = v.get(f"{axis.field}_low"), v.get(f"{axis.field}_high")
             ends = None if low is None or high is None else (axis.factor * low, axis.factor * high)
-            cost, kl = axis.factor * v[axis.field], max(v[KL], 0.0)
-            points.append(_Point(str(v["name"]), cost, ends, kl, v.get(f"{KL}_low"), v.get(f"{KL}_high")))
+            cost, kl = axis.factor * v[axis.field], max(v[distance], 0.0)
+            points.append(_Point(str(v["name"]), cost, ends, kl, v.get(f"{distance}_low"), v.get(f"{distance}_high")))
     return points
 
 
-def _finding(points: Sequence[_Point], current: str, axis: CostAxis) -> str:
+def _finding(points: Sequence[_Point], current: str, axis: CostAxis, tokens: str) -> str:
     mine = next((p for p in points if p.name == current), None)
     if mine is None:
         return f"KL and {axis.what} of {len(points)} variants"
-    start = f"{current}: KL {mine.kl:.2g} at {axis.shown.format(mine.cost)}"
+    start = f"{current}: KL {mine.kl:.2g} at {axis.shown.format(mine.cost)}{tokens}"
     others = [p for p in points if p is not mine]
     if not others:
         return start
@@ -116,11 +129,13 @@ def draw_variants(
 ) -> style.Drawing | None:
     """Return the figure of KL (log axis) against a cost. Variants with a KL of exactly 0 are in a strip below the axis.
 
-    A variant has `name`, and by their metrics' keys values and ends of intervals ("<key>_low", "<key>_high"). Of
-    `costs`, the one that most variants have is drawn. The Pareto `front`, the best cost first, is highlighted where no
-    variant is `current`. None if fewer than `fewest` variants have both a cost and a KL.
+    A variant has `name`, and by their metrics' keys values and ends of intervals ("<key>_low", "<key>_high"). The KL is
+    that of the items, or where there is none, of the baseline's own thoughts. Of `costs`, the one that most variants
+    have is drawn. The Pareto `front`, the best cost first, is highlighted where no variant is `current`. None if fewer
+    than `fewest` variants have both a cost and a KL.
     """
-    axis, points = max(((axis, _points(variants, axis)) for axis in costs), key=lambda pair: len(pair[1]))
+    distance = next((name for name in DISTANCES if any(v.get(name) is not None for v in variants)), KL)
+    axis, points = max(((axis, _points(variants, axis, distance)) for axis in costs), key=lambda pair: len(pair[1]))
     if len(points) < fewest or not points:
         return None
     above, zero = [p for p in points if p.kl > 0], [p for p in points if p.kl == 0]
@@ -135,6 +150,8 @@ def draw_variants(
     if above:
         upper = panels[0][0]
         _log_axis(upper, above)
+        on = "to the baseline" if distance == KL else "on the baseline's own thoughts"
+        upper.set_ylabel(f"KL {on}, nats (log axis)")
         # A variant with a smaller cache is on the front too, where a closer one has weights as small.
         points_on = sorted(((p.cost, p.kl) for p in above if p.name in front), reverse=axis.higher)
         closest = itertools.accumulate((kl for _, kl in points_on), min)
@@ -144,7 +161,11 @@ def draw_variants(
             # Behind a step lies what the front beats.
             upper.step(*zip(*steps, strict=True), where="post", color=style.VARIANT, linewidth=1, alpha=0.5, zorder=1)
     if current is not None:
-        title = _finding(points, current, axis)
+        mine: Mapping[str, Any] = next((v for v in variants if v["name"] == current), {})
+        cost = mine.get(COST_RATIO.name) if axis in SIZES else None
+        low, high = (mine.get(f"{COST_RATIO.name}_{end}") for end in ("low", "high"))
+        tokens = tokens_words(None if cost is None else MetricResult(COST_RATIO.name, cost, low, high))
+        title = _finding(points, current, axis, tokens)
     else:
         are = "is" if len(front) == 1 else "are"
         title = f"{len(front)} of {len(points)} variants {are} on the Pareto front of {axis.what} and KL"
@@ -174,8 +195,6 @@ def _panels(canvas: Any, above: bool, zero: bool) -> list[Any]:
         panels[-1].set(yticks=[0], yticklabels=["KL = 0"], ylim=(-1, 1), facecolor="#f4f6f8")
         panels[-1].tick_params(length=0)
         panels[-1].spines["left"].set_visible(False)
-    if above:
-        panels[0].set_ylabel("KL to the baseline, nats (log axis)")
     return panels
 
 

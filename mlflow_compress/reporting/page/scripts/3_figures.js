@@ -265,7 +265,7 @@ const Figures = (data, alike) => {
 
   const named = data.columns.map((column) => [column.key, column.label]);
   fill(byId("scatter-x"), named, "size/bytes");
-  fill(byId("scatter-y"), named, "distance/kl_mean");
+  fill(byId("scatter-y"), named, data.distance);
   fill(byId("apart-metric"), Object.keys(data.groups).filter((key) => columns.has(key)).map((key) => [key, columns.get(key).label]));
   const suggest = (side) => {
     const key = byId(`scatter-${side}`).value;
@@ -278,14 +278,15 @@ const Figures = (data, alike) => {
   }
   suggest("x");
   suggest("y");
-  const PRESETS = [["size/bytes", "KL by size"], ["speed/decode_ratio_batch_1", "KL by speed"], ["speed/memory_peak_ratio", "KL by memory"]];
-  const offered = columns.has("distance/kl_mean") ? PRESETS.filter(([key]) => columns.has(key)) : [];
+  const PRESETS = [["size/bytes", "KL by size"], ["speed/decode_ratio_batch_1", "KL by speed"], ["speed/memory_peak_ratio", "KL by memory"],
+    ["reasoning/tokens_per_right_ratio", "KL by tokens to a right answer"]];
+  const offered = columns.has(data.distance) ? PRESETS.filter(([key]) => columns.has(key)) : [];
   if (offered.length > 1)
     for (const [key, text] of offered) {
       const button = element("button", { type: "button" }, text);
       button.addEventListener("click", () => {
         byId("scatter-x").value = key;
-        byId("scatter-y").value = "distance/kl_mean";
+        byId("scatter-y").value = data.distance;
         suggest("x");
         suggest("y");
         scatter();
