@@ -23,7 +23,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.metrics.long_context import LONG_KL, SLOPE, slope_parts, tokens_before
 from mlflow_compress.paths import absolute_paths
-from mlflow_compress.records import Items, MetricResult, OptionDistances, RunRecords
+from mlflow_compress.records import Items, MetricResult, OptionDistances, RunRecords, Traces
 from mlflow_compress.reporting.plots.distances import draw_depths
 from mlflow_compress.reporting.verdict import verdict
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
@@ -320,13 +320,20 @@ def test_logits_are_never_of_the_whole_context_and_the_kl_is_the_plain_one(monke
     text = "The river runs past the old mill and nobody knows how many sheep there are on the hill. " * 2
     for n in (40, 160):
         asked = [request(n, text[:2], text[2:n])]
-        _, distances = Scorer(other, ScoringConfig(progress=False, head_rows=16)).score(asked, baseline=base)
+        scorer = Scorer(other, ScoringConfig(progress=False, head_rows=16))
+        _, distances = scorer.score(asked, baseline=base)
         [encoded] = Encoder(base.tokenizer, base.max_length).encode(asked)
         inputs = torch.from_numpy(encoded.inputs.astype(np.int64))[None]
         with torch.no_grad():
             p, q = (torch.log_softmax(copy.deepcopy(m.model).double()(inputs).logits[0], -1) for m in (base, other))
         plain = (p.exp() * (p - q)).sum(-1)[-len(encoded.targets) :].mean()
         assert distances.column("kl")[0] == pytest.approx(float(plain), abs=1e-7)
+        # The same tokens as a chain of thought: every one has its KL.
+        tokens = encoded.targets.tolist()
+        prompt = inputs[0, : inputs.shape[1] - len(tokens) + 1].tolist()
+        chain = {"task": "t", "item_id": "0", "sample": 0, "prompt_tokens": prompt, "tokens": tokens, "text": ""}
+        _, moved = scorer.score_corpus("t", Traces.from_rows([chain]), baseline=base)
+        assert moved.column("kl").mean() == pytest.approx(float(plain), abs=1e-7) and len(moved) == len(tokens)
         assert float(plain) > 1e-4
     assert max(most) == 16 and len(most) > 4
 
