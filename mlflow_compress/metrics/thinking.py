@@ -14,6 +14,7 @@ from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDiffere
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.core.requirements import GENERATIONS, ITEMS, VARIANT, family
+from mlflow_compress.metrics.health import loop_period
 from mlflow_compress.metrics.hesitation import marker_starts
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.bootstrap import difference_of, first_column
@@ -23,6 +24,8 @@ from mlflow_compress.records import Generations, MetricResult
 
 FAMILY = "thinking"
 REQUIRES = (ITEMS, VARIANT, GENERATIONS, family(FAMILY))
+FLAGS = ("cut", "unclosed", "loops", "found", "found_another")
+LOOP_WITHIN = 8000  # last characters of a cut answer
 FALSE_DISCOVERIES = 0.05  # Of the questions that are called lost or won, at most this share on average
 
 
@@ -36,6 +39,7 @@ class DrawnAnswers:
     hesitations: Float  # Hesitation markers in the thought
     cut: Bool  # At the token limit
     unclosed: Bool  # The thought does not end
+    loops: Bool  # Cut at the token limit, while a span was repeated until the end
     found: Bool  # The thought concludes the right answer somewhere
     found_another: Bool  # It concludes the right answer of another question
 
@@ -100,7 +104,7 @@ def _read(inputs: MetricInputs, rows: Int, answers: Generations, start: int, k: 
     ]
     read: list[list[str | None]] = [[None] * k for _ in rows]
     right, tokens, hesitations = np.full((len(rows), k), np.nan), np.zeros((len(rows), k)), np.zeros((len(rows), k))
-    flags = {name: np.zeros((len(rows), k), dtype=bool) for name in ("cut", "unclosed", "found", "found_another")}
+    flags = {name: np.zeros((len(rows), k), dtype=bool) for name in FLAGS}
     columns = ("sample", "prompt", "text", "n_tokens")
     for n, row in zip(at, drawn.table.select(columns).to_pylist(), strict=True):
         cell = n, row["sample"] - start
@@ -114,6 +118,8 @@ def _read(inputs: MetricInputs, rows: Int, answers: Generations, start: int, k: 
         hesitations[cell] = len(marker_starts(thought))
         concluded = set(conclusions(thought, rules[n]))
         flags["cut"][cell] = row["n_tokens"] >= int(known[n][1])
+        # Longer periods than a third of this are not looked for: an answer has 100,000 characters and more.
+        flags["loops"][cell] = flags["cut"][cell] and loop_period(row["text"][-LOOP_WITHIN:]) is not None
         flags["unclosed"][cell] = not answer and stays_in_thought(row["prompt"], row["text"])
         for name, sought in (("found", golds[n]), ("found_another", others[n])):
             flags[name][cell] = any(agree(sought, one, rules[n]) for one in concluded)

@@ -35,7 +35,11 @@ KINDS = {
         _percent(f"{kind}_pct_baseline", "neither", "The same of the baseline."),
         _percent(f"{kind}_delta_pct", "lower", f"Answers {what}: variant minus baseline.", low=-100.0),
     )
-    for kind, what in (("cut", "cut at the token limit"), ("unclosed", "whose thought does not end"))
+    for kind, what in (
+        ("cut", "cut at the token limit"),
+        ("unclosed", "whose thought does not end"),
+        ("loops", "cut at the token limit while they repeat a span"),
+    )
 }
 FOUND = _percent(
     "found_and_lost_pct",
@@ -105,6 +109,9 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
 
     A thought "concludes" what stands in a box, or behind "answer is". How often this rule is met by accident says
     ``found_by_chance_pct``: the same thoughts, with the right answer of the next question that has another one.
+
+    A cut answer loops where its last 8,000 characters end with a span that stands there three times or more in a row,
+    over 32 characters or more, as for `health`. One that ends by itself does not loop.
 
     ``hesitation_per_1k = 1000 markers/tokens``, sums over answers. Markers are those of `hesitation.MARKERS`, in the
     thought; the tokens are those of thought and answer.

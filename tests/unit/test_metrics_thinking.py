@@ -81,7 +81,7 @@ def test_benjamini_hochberg_is_scipys() -> None:
 
 def answers_of(right: np.ndarray, n: int) -> DrawnAnswers:
     no = np.zeros_like(right, dtype=bool)
-    return DrawnAnswers([[None] * n] * len(right), right, no * 1.0, no * 1.0, no, no, no, no)
+    return DrawnAnswers([[None] * n] * len(right), right, no * 1.0, no * 1.0, no, no, no, no, no)
 
 
 def test_the_squared_change_has_no_bias_of_sampling() -> None:
@@ -163,6 +163,7 @@ def test_every_value_by_hand() -> None:
         # Right ones: mean 20 of 10, and 20 of 10. Wrong ones: 40/3 of 10 (second question), 10 of 10 (third).
         "length_ratio_right": 2.0, "length_ratio_wrong": (40 / 3 + 10) / 20,
         "cut_pct": 100 / 12, "cut_pct_baseline": 0.0, "cut_delta_pct": 100 / 12,
+        **{"loops_pct": 0.0, "loops_pct_baseline": 0.0, "loops_delta_pct": 0.0},
         "unclosed_pct": 100 / 12, "unclosed_pct_baseline": 0.0, "unclosed_delta_pct": 100 / 12,
         # Wrong: 1 + 3 + 4 of the variant, two of which had found it; 1 + 4 of the baseline, one of which had.
         "found_and_lost_pct": 25.0, "found_and_lost_pct_baseline": 20.0, "found_and_lost_delta_pct": 5.0,
@@ -264,6 +265,15 @@ def test_the_verdict_says_what_became_of_right_answers_and_of_their_price() -> N
     same = {r.name: r for r in results(inputs([right] * 3, ["1"] * 20)).values()}
     assert verdict("v", same, size_ratio=None).endswith("size not known, and 1.00x as many tokens to a right answer")
     assert "problems" not in verdict("v", {}, size_ratio=2.0)
+
+
+def test_a_cut_answer_loops_where_it_repeats_itself_until_the_end() -> None:
+    again = "wait, check the sum again. "
+    cut, ended = (f"<think>{'x' * 9000}{4 * again}", LIMIT), (f"<think>7</think>{4 * again}", LIMIT - 1)
+    theirs = [[cut, ended, CUT, said(1)]] * 20
+    found = results(inputs([[[said(1)] * 4] * 20] * 2 + [theirs], ["1"] * 20))
+    assert [found[name].value for name in ("loops_pct", "loops_pct_baseline", "loops_delta_pct")] == [25.0, 0.0, 25.0]
+    assert found["cut_pct"].value == 50.0
 
 
 def test_hesitation_is_counted_in_thoughts_alone() -> None:
