@@ -27,7 +27,7 @@ from mlflow_compress.compression.calibration_tokens import Calibration
 from mlflow_compress.compression.probe import Probe
 from mlflow_compress.config.declarations import AUTO, one_error
 from mlflow_compress.errors import ConfigError, MissingDependencyError, UnsupportedError, require_extra
-from mlflow_compress.models.placement import Offload
+from mlflow_compress.models.placement import BALANCED, Offload
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.registry import Registry
 
@@ -313,6 +313,19 @@ def method_config(name: str, /, **settings: Setting) -> MethodConfig:
             f"Method {name!r} does not support these bits", allowed=map(str, method.supported_bits), got=bits
         )
     return config
+
+
+def require_placed(method: Method[Any], settings: MethodConfig, device: str) -> None:
+    """Raise `UnsupportedError` where a model on the disk (device=balanced) cannot be compressed with these settings."""
+    if device == BALANCED and not (
+        method.from_disk and getattr(settings, "backend", "llmcompressor") == "llmcompressor"
+    ):
+        raise UnsupportedError(
+            f"Method {method.name!r} needs the whole model in memory",
+            allowed=sorted(name for name, known in METHODS.items() if known.from_disk),
+            got="device=balanced",
+            fix="Use device=auto, or one of these methods with its backend llmcompressor",
+        )
 
 
 def variant_label(name: str, config: MethodConfig) -> str:

@@ -25,7 +25,15 @@ from mlflow_compress import files as atomic
 from mlflow_compress.compression import probe as probe_module
 from mlflow_compress.compression.calibration_tokens import Calibration, prepare_calibration
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
-from mlflow_compress.compression.method import METHODS, CompressionJob, Logits, Method, MethodConfig, variant_label
+from mlflow_compress.compression.method import (
+    METHODS,
+    CompressionJob,
+    Logits,
+    Method,
+    MethodConfig,
+    require_placed,
+    variant_label,
+)
 from mlflow_compress.compression.servers import served_by
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.hashes import sha256_file
@@ -205,17 +213,8 @@ def compress_model(
         raise ConfigError("Unknown device", allowed=["auto", "cpu", "cuda", BALANCED], got=device)
     placed = str(placement("auto" if device == BALANCED else device)["device_map"][""].type)
 
-    if device != BALANCED:
-        offload = None
-    else:
-        offload = offload or Offload()
-        if not chosen.from_disk or getattr(settings, "backend", "llmcompressor") != "llmcompressor":
-            raise UnsupportedError(
-                f"Method {chosen.name!r} needs the whole model in memory",
-                allowed=sorted(name for name, known in METHODS.items() if known.from_disk),
-                got="device=balanced",
-                fix="Use device=auto, or one of these methods with its backend llmcompressor",
-            )
+    require_placed(chosen, settings, device)
+    offload = (offload or Offload()) if device == BALANCED else None
     source = resolve(model, trust_remote_code=trust_remote_code)
     require_supported(chosen, settings, source)
     with quiet(), METHODS.blaming(method):

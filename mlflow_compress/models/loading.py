@@ -24,6 +24,7 @@ from mlflow_compress.models.memory_alignment import align_weights, rounding_iden
 from mlflow_compress.models.model_files import library_errors, weights_errors
 from mlflow_compress.models.placement import BALANCED, placement, room_for_states
 from mlflow_compress.models.source_model import resolve_folder
+from mlflow_compress.replaced import replaced
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -131,7 +132,8 @@ def load_model(config: LoadConfig) -> LoadedModel:
         model_files.open_config(folder, trust_remote_code=trusted)
     tokenizer = model_files.open_tokenizer(folder, trust_remote_code=trusted)
     model_files.open_generation_settings(folder)
-    with weights_errors(folder, trust_remote_code=trusted), _bars_on_terminals_only():
+    waiting = _integers_without_initial_values() if kept_on_disk is not None else contextlib.nullcontext()
+    with weights_errors(folder, trust_remote_code=trusted), _bars_on_terminals_only(), waiting:
         model, info = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or "auto",
@@ -267,6 +269,25 @@ def _bars_on_terminals_only() -> Iterator[None]:
     """Within this block, hide the libraries' progress bars unless the output is a terminal."""
     with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
         yield
+
+
+def _integers_without_initial_values() -> contextlib.AbstractContextManager[None]:
+    """Within this block, integer weights that wait on the disk, such as those of `w8a8`, are loaded.
+
+    transformers takes weights that wait for missing ones, and draws initial values for them, which torch refuses for
+    integers.
+    """
+    from transformers import PreTrainedModel
+
+    initialize = PreTrainedModel.initialize_weights
+
+    def all_but_integers(model: Any) -> None:
+        for parameter in model.parameters():
+            if not parameter.is_floating_point():
+                parameter._is_hf_initialized = True
+        initialize(model)
+
+    return replaced(PreTrainedModel, "initialize_weights", all_but_integers, of="transformers 5")
 
 
 @cache

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ci
 def sweep(policy: Path, *, device: Literal["cpu", "balanced"] = "balanced") -> Sweep:
     return mc.sweep(
         policy=policy,
-        methods="rtn",
+        methods="fp8,magnitude,rtn,hqq",
         bits="8,2",
         tasks=DATA_DIR / "choice.jsonl",
         limit=4,
@@ -35,18 +35,23 @@ def test_what_the_policy_fails_is_not_made(
     tracker: Tracker, workdir: Path, no_fresh_process: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy = workdir / "policy.yaml"
-    policy.write_text("kl: {max_kl: 0.001}\ngates: []\n")
+    policy.write_text("kl: {max_kl: 0.03}\ngates: []\n")
     made = sweep(policy)
-    assert [path.name.split("-")[2] for path in Path("out").iterdir() if path.is_dir()] == ["8bit"]
+    assert {path.name.split("-")[1] for path in Path("out").iterdir() if path.is_dir()} == {"fp8", "rtn"}
     rows = {row.name: row for row in made.scoreboard.rows}
-    assert "The policy fails what it would be: KL" in rows["rtn-2bit-g128"].reason
+    assert {name for name, row in rows.items() if row.status == "finished"} == {"fp8", "rtn-8bit-g128"}
+    for name in ("magnitude-50pct", "rtn-2bit-g128"):
+        assert "The policy fails what it would be: KL" in rows[name].reason
+    # A checkpoint of hqq must fit.
+    assert all("needs the whole model in memory" in rows[f"hqq bits={bits}"].reason for bits in (8, 2))
     [run] = tracker.find(screen.STAGE)
-    numbers = tracker.fetch_json(run.run_id, "screened.json")
-    evaluated = tracker.run_of(tracker.child_ids(str(rows["rtn-8bit-g128"].run_id))["evaluate"]).data.metrics
-    screened, _ = (known["values"] for known in numbers.values())
-    same = screened.keys() & evaluated.keys()
-    assert {"distance/kl_mean", "distance/flips_pct"} <= same
-    assert {name: screened[name] for name in same} == {name: evaluated[name] for name in same}
+    numbers = [known["values"] for known in tracker.fetch_json(run.run_id, "screened.json").values()]
+    assert len(numbers) == 4
+    for name, screened in (("fp8", numbers[0]), ("rtn-8bit-g128", numbers[2])):
+        evaluated = tracker.run_of(tracker.child_ids(str(rows[name].run_id))["evaluate"]).data.metrics
+        same = screened.keys() & evaluated.keys()
+        assert {"distance/kl_mean", "distance/flips_pct"} <= same
+        assert {one: screened[one] for one in same} == {one: evaluated[one] for one in same}, name
     monkeypatch.setattr(screen, "scorers_of_forms", None)  # what was scored is found again
     policy.write_text("kl: {max_kl: 0}\ngates: []\n")
     with pytest.raises(UnsupportedError, match="fails every variant of this sweep"):

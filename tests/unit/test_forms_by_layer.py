@@ -15,7 +15,7 @@ from mlflow_compress.scoring.engine import Scorer, ScoringConfig, scorers_of_for
 from tests.unit.test_by_layer import SIZES, Sweeps, on_disk, requests
 
 VARIANTS = [
-    ("rtn", {"bits": 8}), ("rtn", {"bits": 4, "group_size": 64}), ("rtn", {"bits": 3}), ("hqq", {}), ("fp8", {}),
+    ("rtn", {"bits": 8}), ("rtn", {"bits": 4, "group_size": 64}), ("fp8", {}), ("hqq", {}), ("w8a8", {}),
     ("magnitude", {}), ("mxfp4", {}), ("rtn", {"bits": 4, "symmetric": False}),
 ]  # fmt: skip
 

@@ -21,6 +21,7 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     "name, method, given",
     [
         ("Llama", "fp8", {}),
+        ("Llama", "w8a8", {}),
         ("Llama", "magnitude", {}),
         ("Gemma3Text", "magnitude", {"pattern": "2:4"}),
         ("Llama", "fp16", {}),

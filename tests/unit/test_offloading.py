@@ -113,10 +113,14 @@ def test_answers_are_those_of_the_whole_model(base: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.ci
-def test_a_compressed_checkpoint_is_decompressed_layer_by_layer(base: Path, tmp_path: Path) -> None:
-    out, off = tmp_path / "rtn", tmp_path / "off"
+@pytest.mark.parametrize("method, given", [("rtn", {"group_size": 64}), ("w8a8", {})])
+def test_a_compressed_checkpoint_is_decompressed_layer_by_layer(
+    base: Path, tmp_path: Path, method: str, given: dict[str, Any]
+) -> None:
+    """`w8a8` stores integers as weights, and rounds activations."""
+    out, off = tmp_path / method, tmp_path / "off"
     off.mkdir()
-    compress_model(str(base), "rtn", method_config("rtn", group_size=64), [], out, device="cpu")
+    compress_model(str(base), method, method_config(method, **given), [], out, device="cpu")
     wanted, _ = scored(load_model(LoadConfig(path=str(out), device="cpu")), tmp_path / "whole")
     parted = on_disk(out, off)
     assert scored(parted, tmp_path / "parted")[0].table.equals(wanted.table)

@@ -13,7 +13,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
-from mlflow_compress.compression.method import METHODS, MethodConfig, Setting, method_config
+from mlflow_compress.compression.method import METHODS, MethodConfig, Setting, method_config, require_placed
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import (
     JudgeModelConfig,
@@ -329,6 +329,7 @@ def method_settings(config: QuantizeConfig) -> MethodConfig:
         raise ConfigError(f"'method_args' holds the parameter {twice[0]}", got=got, fix=f"Give {twice[0]}=VALUE")
     settings = method_config(asked.method, **{**given, **asked.method_args})
     check_target(asked.target, METHODS.get(asked.method), settings)
+    require_placed(METHODS.get(asked.method), settings, config.source.device)
     return settings
 
 

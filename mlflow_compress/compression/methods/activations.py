@@ -51,3 +51,4 @@ class W8A8(EightBitMethod):
     reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier, scheme W8A8)"
     format = "compressed-tensors (int-quantized)"
     grid = "int"
+    from_disk = True
