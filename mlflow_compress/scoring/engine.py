@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -200,23 +200,27 @@ class InThisProcess:
         return run_pass(work, ModelRunner(self._body, self._head), compared, self._processes)
 
     def run_forms(self, work: PassWork, forms: Sequence[Form]) -> list[Arrays]:
-        """Return the results of a whole pass for each form of the model's layers."""
+        """Return the results of a whole pass for each form of the model's layers.
+
+        What a killed one had finished is kept sweep by sweep, and within a sweep as `BodyByLayer` does.
+        """
         body, states = self._body, work.baseline
         if not isinstance(body, BodyByLayer):
             raise UnsupportedError("The model is not scored layer by layer", fix="Give max_memory less than it takes")
         assert not isinstance(states, LoadedModel)
-        runner = ModelRunner(body, self._head)
-        scoring = ScoringPass(runner=runner, head_rows=work.head_rows, baseline=states, entropy=work.entropy)
-        body.forms = forms
         body.journal, body.seconds = work.resume and work.resume[0], work.seconds
-        if body.journal is not None:
-            body.journal.mkdir(parents=True, exist_ok=True)
+        if work.resume is not None:
+            folder, identity = work.resume
+            work = replace(work, seconds=0.0, resume=(folder, {**identity, "forms": str(len(forms))}))
+        body.forms = forms
         try:
             body.say_reads(work.plan, group_units(work.plan, work.head_rows))
-            groups = list(scoring.run_forms(work.plan, work.targets))
+            found, _ = run_pass(work, ModelRunner(body, self._head), states)
         finally:
             body.forms = ()
-        return [joined_arrays(parts) for parts in zip(*groups, strict=True)] or [work.empty() for _ in forms]
+        if not work.plan.units:
+            return [found for _ in forms]
+        return [{name: found[f"{number} {name}"] for name in work.empty()} for number in range(len(forms))]
 
 
 class _OneForm:

@@ -92,7 +92,8 @@ class ScoringPass:
 
     ``logprob`` (n_targets,): ln p of each target, in nats, float64. ``argmax`` (n_rows,): the most probable token, at a
     tie the lowest id. With `entropy` also ``entropy`` (n_rows,) in nats. With a baseline also the arrays that
-    `DISTANCES` names, each (n_rows,), see `logit_stats.LogitStats`.
+    `DISTANCES` names, each (n_rows,), see `logit_stats.LogitStats`. Where the body has `forms` of its layers, all of
+    these are there for each form, under names such as ``0 logprob``.
     """
 
     runner: ModelRunner  # The model that is scored
@@ -123,31 +124,17 @@ class ScoringPass:
                             units = [unit for number in sweep for unit in range(len(plan.units))[cut[number].units]]
                             body.prepare(plan, units, attention, last_use)
                     for number in sweep:
-                        states = self._states_of(plan, cut[number], attention, last_use)
-                        results = self._reduce(plan, cut[number], states, targets, baseline_rows)
-                        states.clear()  # they are not kept while the results are used
+                        forms = bodies[0].forms if isinstance(bodies[0], BodyByLayer) else ()
+                        if forms:
+                            results = self._results_of_forms(plan, cut[number], targets, baseline_rows)
+                        else:
+                            states = self._states_of(plan, cut[number], attention, last_use)
+                            results = self._reduce(plan, cut[number], states, targets, baseline_rows)
+                            states.clear()  # they are not kept while the results are used
                         yield number, results
         finally:
             for runner in self._runners():
                 runner.body.clear()
-
-    def run_forms(self, plan: Plan, targets: Targets) -> Iterator[list[Arrays]]:
-        """Yield, group by group, the results of each form of the layers of a body that runs by layer."""
-        body, states, rows = self.runner.body, self.baseline, None
-        assert isinstance(body, BodyByLayer) and not isinstance(states, ModelRunner)
-        if states is not None:
-            rows = states.rows_of(plan.keys)
-        cut, last_use = group_units(plan, self.head_rows), last_uses(plan.units)
-        try:
-            with install_tree_attention() as attention:
-                for sweep in sweeps([body], plan, cut, range(len(cut))):
-                    units = [unit for number in sweep for unit in range(len(plan.units))[cut[number].units]]
-                    body.prepare(plan, units, attention, last_use)
-                    for number in sweep:
-                        by_form = zip(*map(body.run_forms, plan.units[cut[number].units]), strict=True)
-                        yield [self._reduce(plan, cut[number], [torch.cat(one)], targets, rows) for one in by_form]
-        finally:
-            body.clear()
 
     def is_ahead(self) -> bool:
         """Whether groups are computed already that were not asked for yet: they are there at once."""
@@ -155,6 +142,13 @@ class ScoringPass:
 
     def _runners(self) -> list[ModelRunner]:
         return [self.runner, *([self.baseline] if isinstance(self.baseline, ModelRunner) else [])]
+
+    def _results_of_forms(self, plan: Plan, group: UnitGroup, targets: Targets, baseline_rows: Ints | None) -> Arrays:
+        """Return the results of each form of the layers, under their names behind the number of the form."""
+        assert isinstance(self.runner.body, BodyByLayer)
+        by_form = zip(*map(self.runner.body.run_forms, plan.units[group.units]), strict=True)
+        each = (self._reduce(plan, group, [torch.cat(states)], targets, baseline_rows) for states in by_form)
+        return {f"{form} {name}": values for form, one in enumerate(each) for name, values in one.items()}
 
     def _states_of(
         self, plan: Plan, group: UnitGroup, attention: TreeAttention, last_use: dict[int, list[int]]

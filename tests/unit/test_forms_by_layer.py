@@ -1,5 +1,6 @@
 """Variants of a model whose weights wait on a disk are scored beside it, while each of its layers is read once."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig, scorers_of_forms
+from mlflow_compress.scoring.forward.by_layer import Form
 from tests.unit.test_by_layer import SIZES, Sweeps, on_disk, requests
 
 VARIANTS = [
@@ -51,11 +53,29 @@ def test_records_are_those_of_checkpoints_and_the_baseline_is_read_once(
     for (method, given), (scores, distances), (own, far) in zip(VARIANTS, found, wanted, strict=True):
         assert scores.table.equals(own.table), (method, given)
         assert distances is not None and far is not None and distances.table.equals(far.table), (method, given)
-    if n_sweeps == 1:
-        counted.stop_at = 2  # of two layers
+    made: list[int] = []
+
+    def counting(form: Form, number: int) -> torch.nn.Module:
+        made.append(number)
+        return form(number)
+
+    noted = [partial(counting, form) for form in forms]
+    # Killed in the last sweep, at its last layer of two: what was written behind each layer loses that one, and what
+    # is written behind each sweep alone both.
+    for seconds, lost in ((0.0, 1), (1e9, 2)):
+        config, parts = ScoringConfig(path=path, shard_seconds=seconds, **SIZES), tmp_path / f"parts-{seconds}"
+        killed, *_ = scorers_of_forms(loaded, forms, config)
+        counted.stop_at = 2 * n_sweeps
         with pytest.raises(KeyboardInterrupt):
-            scorers_of_forms(loaded, forms, config)[0].score(requests(), baseline=states, resume=tmp_path / "parts")
+            killed.score(requests(), baseline=states, resume=parts)
         counted.stop_at = None
-        one, *_ = scorers_of_forms(loaded, forms, config)
-        again, _ = one.score(requests(), baseline=states, resume=tmp_path / "parts")
-        assert counted.n_layers == 1 and again.table.equals(found[0][0].table), "it goes on behind the first"
+        made.clear()
+        scorers = scorers_of_forms(loaded, noted, config)
+        again = [one.score(requests(), baseline=states, resume=parts) for one in scorers]
+        assert counted.n_layers == lost and made == [n for n in (0, 1)[-lost:] for _ in forms]
+        for (scores, distances), (own, far) in zip(again, found, strict=True):
+            assert distances is not None and far is not None
+            assert scores.table.equals(own.table) and distances.table.equals(far.table)
+        made.clear()
+        scorers_of_forms(loaded, noted, config)[0].score(requests(), baseline=states, resume=parts)
+        assert counted.n_layers == 0 and not made, "a finished pass is not computed again"
