@@ -1,8 +1,8 @@
-"""What each format costs in each group of layers, measured or estimated, and which formats a limit allows."""
+"""What each format costs in each group of layers, and which formats a limit allows."""
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -250,107 +250,3 @@ def linear_mix(n_bytes: int, uniform: Mapping[str, tuple[int, Float]]) -> Linear
             share = (n_bytes - low) / (high - low)
             return LinearMix(smaller=small, larger=large, share=share, kl=(1 - share) * kl_low + share * kl_high)
     return None
-
-
-Cells = npt.NDArray[np.bool_]
-Measure = Callable[[int, Sequence[int]], Float]
-"""From a format and groups to the KL by window of that format in each group, shape (len(groups), n_windows)."""
-
-
-def fisher_cost(gradients: npt.ArrayLike, errors: npt.ArrayLike, n_scored: int) -> float:
-    """Return the KL per scored token that a layer's output errors cost, by the diagonal of the Fisher information.
-
-    It is ``1/2 sum_kj g_kj^2 e_kj^2 / n_scored``: the KL to second order, without the products of different outputs.
-    `gradients` are those of the summed log-probabilities of tokens drawn from the baseline at the scored positions, by
-    the layer's outputs; their squares are a sample of the diagonal. `errors` are the compressed layer's outputs minus
-    the baseline's, on the same inputs. Both have shape (n_tokens, n_outputs).
-    """
-    g, e = np.asarray(gradients, dtype=np.float64), np.asarray(errors, dtype=np.float64)
-    return float((g * g * e * e).sum() / (2 * n_scored))
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Estimation:
-    """What was estimated, and which of it was measured."""
-
-    estimates: Float  # In nats, as they were before any measurement; shape (n_groups, n_formats)
-    measured: Cells  # The swaps that were measured; shape (n_groups, n_formats)
-    possible: int  # Swaps that a search without estimates measures
-    # Spearman's, of estimate and measured cost, over the measured swaps; None for fewer than three of them
-    rank_correlation: float | None
-
-
-def estimated_table(
-    estimates: Float,
-    limits: Sequence[Limit],
-    sizes: StoredSizes,
-    measure: Measure,
-    *,
-    n_windows: int,
-    known: Sequence[int] = (),
-    most: int = 0,
-) -> tuple[CostTable, Estimation]:
-    """Return a table of costs in which the cells that the limits choose are measured, and the others estimated.
-
-    The programme is solved with the estimates, what it has chosen is measured, and it is solved again, until it chooses
-    measured cells only. The estimates of a group are multiplied by what its measured cells cost over what was estimated
-    for them.
-
-    `estimates` has shape (n_groups, n_formats). `known` are columns that cost nothing and need no swap: layers that
-    stay as they are. At most `most` swaps are measured; 0: as many as are chosen.
-    """
-    measured = np.zeros(estimates.shape, dtype=np.bool_)
-    costs = np.zeros((*estimates.shape, n_windows))
-    fixed = np.isin(np.arange(estimates.shape[1]), known)[None].repeat(len(estimates), axis=0)
-
-    while True:
-        table = CostTable(sizes=sizes, start=np.zeros(n_windows), added=_filled(estimates, costs, measured, fixed))
-        wanted = _chosen(table, limits) & ~measured & ~fixed
-        left = most - int(measured.sum()) if most else wanted.size
-        if not wanted.any() or left <= 0:
-            break
-        dearest = np.argsort(np.where(wanted, -table.costs, np.inf), axis=None, kind="stable")[:left]
-        cells = wanted & np.isin(np.arange(wanted.size), dearest).reshape(wanted.shape)
-        for column in np.flatnonzero(cells.any(axis=0)).tolist():
-            groups = np.flatnonzero(cells[:, column]).tolist()
-            costs[groups, column] = measure(column, groups)
-            measured[groups, column] = True
-    estimation = Estimation(
-        estimates=estimates,
-        measured=measured,
-        possible=int((~fixed).sum()),
-        rank_correlation=rank_correlation(estimates[measured], costs.mean(axis=2)[measured]),
-    )
-    return table, estimation
-
-
-def rank_correlation(estimates: npt.ArrayLike, measured: npt.ArrayLike) -> float | None:
-    """Return Spearman's rank correlation; None for fewer than three pairs, or where one side has one value only."""
-    from scipy.stats import spearmanr
-
-    a, b = np.asarray(estimates, dtype=np.float64), np.asarray(measured, dtype=np.float64)
-    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
-        return None
-    return float(spearmanr(a, b).statistic)
-
-
-def _filled(estimates: Float, costs: Float, measured: Cells, fixed: Cells) -> Float:
-    """Return the costs by window, with estimates times their group's factor where nothing was measured."""
-    mean = costs.mean(axis=2)
-    known, guessed = (np.where(measured, values, 0.0).sum(axis=1) for values in (mean, estimates))
-    factor = np.divide(known, guessed, out=np.ones_like(known), where=(guessed > 0) & (known > 0))
-    scaled = np.where(fixed, 0.0, estimates * factor[:, None])
-    return np.where(measured[:, :, None], costs, scaled[:, :, None])
-
-
-def _chosen(table: CostTable, limits: Sequence[Limit]) -> Cells:
-    """Return the cells that the limits choose; for a limit that no choice keeps to, the cheapest of every group."""
-    rows = np.arange(len(table.sizes.groups))
-    chosen = np.zeros(table.costs.shape, dtype=np.bool_)
-    for limit in limits:
-        try:
-            choice = np.asarray(table.solved(limit).choice)
-        except ConfigError:
-            choice = table.costs.argmin(axis=1)
-        chosen[rows, choice] = True
-    return chosen
