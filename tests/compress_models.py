@@ -113,6 +113,27 @@ def _save(config: Any, folder: Path, seed: int, dtype: torch.dtype) -> Path:
     return folder
 
 
+def write_adapter(base: Path, folder: Path, *, steps: int = 0, **settings: Any) -> Path:
+    """Write a LoRA adapter of rank 4: random, or trained on a few lines of text."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    config = LoraConfig(
+        r=4, target_modules="all-linear", init_lora_weights=steps > 0, task_type="CAUSAL_LM", **settings
+    )
+    tuned = get_peft_model(model, config)
+    if steps:
+        tokens = transformers.AutoTokenizer.from_pretrained(base)(TEXT[0], return_tensors="pt").input_ids[:, :64]
+        optimizer = torch.optim.AdamW([p for p in tuned.parameters() if p.requires_grad], lr=1e-2)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            tuned(tokens, labels=tokens).loss.backward()
+            optimizer.step()
+    tuned.save_pretrained(folder)
+    return folder
+
+
 def check_here(
     folder: Path, *, device: str = "cpu", offload: Offload | None = None, trust_remote_code: bool = False
 ) -> ReloadReport:

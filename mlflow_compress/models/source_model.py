@@ -19,7 +19,7 @@ FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "READ
 _NOT_WEIGHTS = [
     "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*", "consolidated*.safetensors"
 ]  # fmt: skip
-_ADAPTER = "adapter_config.json"
+ADAPTER = "adapter_config.json"
 
 MOST_ELSEWHERE = 0.1
 """Largest share of the layers' weights that may be outside of linear layers (routers, short convolutions)."""
@@ -197,12 +197,12 @@ def local_model_folder(model: str) -> Path:
 def resolve_folder(path: str, *, allow: list[str] | None = None) -> Path:
     """Return the local folder of a checkpoint; a hub id is downloaded, or taken from the local cache."""
     folder = _downloaded(path, allow)
-    if (folder / _ADAPTER).is_file():
+    if (folder / ADAPTER).is_file():
         raise CheckpointError(
             "The folder has an adapter, which transformers applies where peft is installed and ignores elsewhere",
             allowed="a model alone",
-            got=str(folder / _ADAPTER),
-            fix=f"Merge it into the weights (peft's merge_and_unload) and save the model, or move {_ADAPTER} elsewhere",
+            got=str(folder / ADAPTER),
+            fix=f"Give its base, and the adapter with method=adapter; or move {ADAPTER} elsewhere",
         )
     return folder
 

@@ -24,7 +24,7 @@ from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import hash_weights
-from tests.compress_models import TEXT, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows
+from tests.compress_models import TEXT, logits, make_gemma2, make_llama, make_neox, mean_kl, token_rows, write_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # transformers and the backends warn while loading
 
@@ -34,7 +34,7 @@ SMALL = {"group_size": 32, "calibration_samples": 4, "calibration_length": 64, "
 CASTS = ("bf16", "fp16")
 """Methods that need a base in float32."""
 
-DENSE = ("none", *CASTS, "magnitude", "wanda", "sparsegpt", "gaussian-noise", "kv-cache")
+DENSE = ("none", "adapter", *CASTS, "magnitude", "wanda", "sparsegpt", "gaussian-noise", "kv-cache")
 """Methods whose checkpoints are as large as a 16-bit base."""
 
 NEED_WIDE = ("gguf-k", "gguf-imatrix", "w4a8", "w4afp8", "fp8-block")
@@ -75,13 +75,17 @@ def need_extra(name: str) -> None:
 
 
 def settings_of(name: str, architecture: str, bases: Callable[[str, str], Path], **settings: Any) -> Any:
-    """Return a method's settings; `checkpoint` gets one that `rtn` has made, `mixed` a recipe of two formats."""
+    """Return a method's settings; `checkpoint` gets one that `rtn` has made, `adapter` a random one, `mixed` a recipe of two formats."""
     if name == "checkpoint":
         folder = bases(architecture, name).parent / f"{architecture}-made-elsewhere"
         if not folder.exists():
             compress_model(str(bases(architecture, name)), "rtn", small_config("rtn"), [], folder)
             (folder / "compression.json").unlink()
         settings["checkpoint"] = str(folder)
+    if name == "adapter":
+        folder = bases(architecture, name).parent / f"{architecture}-adapter"
+        with torch.random.fork_rng():
+            settings["adapter"] = str(write_adapter(bases(architecture, name), folder))
     if name == "mixed":
         file = bases(architecture, name).parent / f"{architecture}.json"
         formats = {f"gptq:{bits}": {"method": "gptq", "bits": bits, "group_size": 32} for bits in (4, 8)}

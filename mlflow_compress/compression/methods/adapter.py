@@ -1,0 +1,106 @@
+"""A fine-tuned adapter (LoRA, DoRA, ...) merged into its base, to see how far the tuning has moved the model."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mlflow_compress.compression.layers import save_and_measure
+from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig, register
+from mlflow_compress.errors import CheckpointError, ConfigError, DataError, UnsupportedError
+from mlflow_compress.files import read_json_object
+from mlflow_compress.hashes import sha256_file
+from mlflow_compress.models import stored_weights
+from mlflow_compress.models.source_model import ADAPTER, SourceModel
+from mlflow_compress.paths import started_in
+
+WEIGHTS = "adapter_model.safetensors"
+
+
+class AdapterConfig(MethodConfig):
+    """Settings of `adapter`."""
+
+    adapter: str = ""
+    """Folder that peft has saved."""
+
+    other_base: bool = False
+    """Merge although the adapter names another base than the model."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder, with its configuration and its weights in safetensors."""
+        if not self.adapter:
+            raise ConfigError("Method 'adapter' needs an adapter", allowed="a folder", fix="Give adapter=FOLDER")
+        folder = Path(started_in()) / Path(self.adapter).expanduser()  # stages run in other folders
+        missing = [name for name in (ADAPTER, WEIGHTS) if not (folder / name).is_file()]
+        if missing:
+            raise CheckpointError(
+                "The folder holds no adapter that can be read",
+                allowed=f"{ADAPTER} and {WEIGHTS}, as peft's save_pretrained writes them (no pickles)",
+                got=f"{folder} without {' and '.join(missing)}",
+            )
+        return folder.resolve()
+
+
+@register
+class Adapter(Method[AdapterConfig]):
+    """Merge an adapter by peft, in the base's dtype. The checkpoint is a plain model, which can be compressed further.
+
+    It is a variant of the base as any other: distances say how far the tuning has moved it.
+    """
+
+    name = "adapter"
+    description = "A peft adapter (LoRA, DoRA, ...) merged into its base: `-P method_args=adapter=FOLDER`"
+    reference = "Hu et al. 2022, https://arxiv.org/abs/2106.09685; https://huggingface.co/docs/peft"
+    format = "safetensors"
+    runs_in = ("vLLM", "llama.cpp")
+    linear_only = False
+    requires = ("peft",)
+    extra = "adapters"
+    Config = AdapterConfig
+
+    def label(self, config: AdapterConfig) -> str:
+        """Return ``adapter-NAME``, with the folder's last part."""
+        return f"{self.name}-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(config.adapter).name) or 'none'}"
+
+    def fingerprint(self, config: AdapterConfig) -> str:
+        """Return the hashes of the adapter's files: the folder's content may change."""
+        return "".join(sha256_file(config.folder / name) for name in (ADAPTER, WEIGHTS))
+
+    def check(self, config: AdapterConfig, source: SourceModel) -> None:
+        base = str(read_json_object(config.folder / ADAPTER, error=CheckpointError).get("base_model_name_or_path"))
+        if not (config.other_base or _is_of(base, source)):
+            raise UnsupportedError(
+                "The adapter was trained on another base",
+                allowed=f"model={base}",
+                got=source.name,
+                fix="If both are the same model under two names, add other_base=true to method_args",
+            )
+
+    def compress(self, job: CompressionJob[AdapterConfig]) -> Logits:
+        import torch
+        from peft import PeftModel
+
+        model: Any = job.source.load(job.device, dtype=job.source.torch_dtype)
+        try:
+            # peft draws a random adapter before it reads this one; `low_cpu_mem_usage` rounds it to the base's dtype.
+            with torch.random.fork_rng():
+                tuned = PeftModel.from_pretrained(model, str(job.config.folder), use_safetensors=True)
+            merged = tuned.merge_and_unload()
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise UnsupportedError(
+                f"peft cannot merge the adapter: {type(error).__name__}: {reason}", got=job.config.adapter
+            ) from error
+        return save_and_measure(job, merged)
+
+
+def _is_of(base: str, source: SourceModel) -> bool:
+    """Return whether an adapter's base is the model: by name, or by the weights where the name is a folder here."""
+    if base in (source.name, str(source.folder)):
+        return True
+    if Path(base).is_dir():
+        try:
+            return stored_weights.hash_weights(Path(base))[1] == stored_weights.hash_weights(source.folder)[1]
+        except (CheckpointError, DataError):
+            return False
+    return Path(base).name == Path(source.name).name
