@@ -38,7 +38,7 @@ from mlflow_compress.compression.gguf_model import ForTensors
 from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
 from mlflow_compress.compression.methods.gguf import Gguf
-from mlflow_compress.compression.methods.kv_cache import KvCache, KvCacheConfig, quantized_cache
+from mlflow_compress.compression.methods.kv_cache import KvCache, quantized_cache
 from mlflow_compress.compression.methods.mixed import RECIPE_FILE
 from mlflow_compress.compression.mixed_recipe import KEPT, MIXED, MixedRecipe
 from mlflow_compress.compression.pipeline import reload_helper
@@ -57,7 +57,7 @@ from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.models.architectures.quantized_cache import QuantizedCache
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
-from mlflow_compress.models.stored_weights import bytes_of_layers, read_headers
+from mlflow_compress.models.stored_weights import read_headers
 from mlflow_compress.models.weight_groups import WeightGroup
 from mlflow_compress.reporting.search_tables import rows_csv
 from mlflow_compress.tracking import run_names
@@ -129,13 +129,15 @@ class Refused:
         of_weights = [AS_IT_WAS, *([] if self.raised is None else [RAISED]), AS_BASELINE]
         return list(dict.fromkeys((*of_weights, *(name for one in self.caches.values() for name in one))))
 
-    def quantized(self, settings: Mapping[str, Any] | None) -> QuantizedCache | None:
-        """Return the cache that the settings of `kv-cache` describe."""
-        if settings is None:
-            return None
-        config = method_config(KvCache.name, **settings)
-        assert isinstance(config, KvCacheConfig)
-        return quantized_cache(config, self.source)
+    @property
+    def quantized(self) -> list[dict[str, QuantizedCache | None]]:
+        """What the settings of `caches` describe, layer by layer."""
+
+        def described(settings: Mapping[str, Any] | None) -> QuantizedCache | None:
+            config: Any = None if settings is None else method_config(KvCache.name, **settings)
+            return None if config is None else quantized_cache(config, self.source)
+
+        return [{name: described(one) for name, one in options.items()} for options in self.caches.values()]
 
     def variant(self, settings: Mapping[str, Any]) -> Combination:
         """Return the main job of a method with settings, which is evaluated as the refused variant was."""
@@ -313,18 +315,24 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
         tracker = Tracker(config.experiment)
         refused = _find_refused(tracker, config, given, gates)
         label = model_label(refused.main.source.model)
-        [outcome] = _outcomes(tracker, refused, gates, [refused.run])
+        [outcome] = _outcomes(tracker, refused, gates, [refused.run.info.run_id])
+        found = Repair(
+            name=refused.label,
+            baseline=label,
+            model=refused.main.source.model,
+            repaired_run=refused.run.info.run_id,
+            passed=outcome.passed,
+            reasons=outcome.failed or outcome.reasons,
+            policy=config.space.policy,
+            policy_sha256=policy.sha256,
+            run=tracker.link(refused.run.info.run_id),
+        )
         if outcome.passed:
-            return _result(tracker, refused, policy, config, outcome, run_id=refused.run.info.run_id)
+            return found
         require_repairable(refused)
         searched = _search_config(config, refused)
-        caches = {
-            layer: cache_bytes(
-                searched, refused.source, {name: refused.quantized(one) for name, one in options.items()}
-            )
-            for layer, options in refused.caches.items()
-        }
-        attention = tuple(one for one in cache_groups(refused.source) if one.layer in caches) if caches else ()
+        caches = [cache_bytes(searched, refused.source, options) for options in refused.quantized]
+        attention = tuple(one for one in cache_groups(refused.source) if one.layer in refused.caches) if caches else ()
 
         with engine_started(refused.main.running, refused.main.source):
             used = int(refused.manifest.settings.get("calibration_samples", 0))
@@ -354,7 +362,7 @@ def run_repair(config: SearchConfig, say: Say = silent) -> Repair:
                         config=searched, text=text, resume=resume, groups=groups, caches=attention
                     ),
                 )
-                return work.result(outcome)
+                return work.result(replace(found, run=tracker.link(run.run_id)), outcome)
 
 
 def _search_config(config: SearchConfig, refused: Refused) -> SearchConfig:
@@ -371,7 +379,7 @@ def _search_config(config: SearchConfig, refused: Refused) -> SearchConfig:
     )
 
 
-def _outcomes(tracker: Tracker, refused: Refused, gates: PolicyGates, runs: Sequence[Any]) -> list[CandidateOutcome]:
+def _outcomes(tracker: Tracker, refused: Refused, gates: PolicyGates, run_ids: Sequence[str]) -> list[CandidateOutcome]:
     """Return what the policy says of variants beside all others of their evaluation, as a promotion would."""
     label = model_label(refused.main.source.model)
     evaluation = refused.run.data.tags[run_names.EVALUATION]
@@ -380,9 +388,8 @@ def _outcomes(tracker: Tracker, refused: Refused, gates: PolicyGates, runs: Sequ
     by_run = {outcome.candidate.run_id: outcome for outcome in gates.decide(candidates).outcomes}
     # A checkpoint that was evaluated again competes once, by its newest run.
     newest = {one.checkpoint: one.run.info.run_id for one in group.variants}
-    checkpoints = [
-        (run.data.tags[run_names.VARIANT], run.data.tags.get(run_names.CHECKPOINT_SHA256, "unknown")) for run in runs
-    ]
+    tags = [tracker.run_of(run_id).data.tags for run_id in run_ids]
+    checkpoints = [(one[run_names.VARIANT], one.get(run_names.CHECKPOINT_SHA256, "unknown")) for one in tags]
     return [by_run[newest[checkpoint]] for checkpoint in checkpoints]
 
 
@@ -397,11 +404,11 @@ class _Repair:
     gates: PolicyGates
     policy: Policy
     say: Say
-    caches: Mapping[int, Mapping[str, int]]  # By layer: what `cache_bytes` returns of the columns that it can have
+    caches: Sequence[Mapping[str, int]]  # By rounded layer: what `cache_bytes` returns of the columns that it can have
     costs: Callable[[tuple[WeightGroup, ...]], SwapCosts]
     trials: list[_Trial] = field(default_factory=list)
 
-    def result(self, outcome: CandidateOutcome) -> Repair:
+    def result(self, found: Repair, outcome: CandidateOutcome) -> Repair:
         refused, raised = self.refused, self.refused.raised
         folders: dict[str, str | None] = {AS_IT_WAS: refused.folder}
         ceiling: Made | None = None
@@ -418,29 +425,22 @@ class _Repair:
             groups = format_groups(self.config, refused.source, made, rescaled=rescaled)
         costs = self.costs(groups)
         sizes = stored_sizes(refused.source, groups, folders)
-        sizes = with_caches(sizes, dict(zip((one.name for one in costs.caches), self.caches.values(), strict=True)))
-        last = 0 if refused.bounds_cache else sizes.formats.index(AS_BASELINE)
-        largest = (1,) * len(groups) + (last,) * len(self.caches)
-        zeros = (0,) * len(largest)
-        first = Made(run_id=refused.run.info.run_id, folder=refused.folder, name=refused.label)
-        self.trials.append(self._trial(zeros, first, costs, sizes, outcome))
-        plain = not self.caches or not refused.bounds_cache  # its cache is that of the variant with 8 bits
-        if ceiling is not None and plain:
-            self.trials.append(self._trial(largest, ceiling, costs, sizes))
+        sizes = with_caches(sizes, dict(zip((one.name for one in costs.caches), self.caches, strict=True)))
         self.say(f"[repair] measures the costs of {len(sizes.groups)} groups")
-        caches = [
-            {name: refused.quantized(one) for name, one in options.items()} for options in refused.caches.values()
-        ]
-        table = costs.table(sizes, folders, caches)
+        table = costs.table(sizes, folders, refused.quantized)
+        last = 0 if refused.bounds_cache else sizes.formats.index(AS_BASELINE)
+        largest = table.allocated((1,) * len(groups) + (last,) * len(self.caches))
         if ceiling is None:  # the closest mixture: all but one group are the baseline's
-            closest = closest_within(table.costs, sizes.layers, max_bytes=sizes.base - 1)
-            if any(closest.choice):
-                self.trials.append(self._mixture(closest, table, costs))
-        elif not plain:
-            self.trials.append(self._mixture(table.allocated(largest), table, costs))
+            largest = closest_within(table.costs, sizes.layers, max_bytes=sizes.base - 1)
+        first = Made(run_id=refused.run.info.run_id, folder=refused.folder, name=refused.label)
+        self.trials.append(self._trial(table.allocated((0,) * len(sizes.groups)), first, costs, outcome))
+        if ceiling is not None and not (self.caches and refused.bounds_cache):  # its cache is the baseline's
+            self.trials.append(self._trial(largest, ceiling, costs))
+        elif any(largest.choice):
+            self.trials.append(self._mixture(largest, table, costs))
         if self.trials[-1].passed:
             self._narrow(table, costs)
-        return self._end(sizes)
+        return self._end(found, sizes)
 
     def _narrow(self, table: CostTable, costs: SwapCosts) -> None:
         """Halve the bytes between the largest variant that fails and the smallest that passes."""
@@ -464,8 +464,7 @@ class _Repair:
         path = recipe.written(home(self.tracker.uri) / "recipes", f"{stem}-raised-{number}{again}")
         self.say(f"[repair] makes a mixture with {number} of {len(allocation.choice)} groups raised")
         made = self._make(refused.variant({"method": MIXED, "recipe": str(path)}))
-        trial = self._trial(allocation.choice, made, costs, table.sizes)
-        return replace(trial, predicted=table.predicted(allocation.choice))
+        return replace(self._trial(allocation, made, costs), predicted=table.predicted(allocation.choice))
 
     def _make(self, variant: Combination) -> Made:
         sweep = self.refused.main.of_stage(SweepConfig, experiment=self.config.experiment, bits=AUTO, group_size=AUTO)
@@ -482,33 +481,18 @@ class _Repair:
         return made
 
     def _trial(
-        self,
-        choice: tuple[int, ...],
-        made: Made,
-        costs: SwapCosts,
-        sizes: StoredSizes,
-        outcome: CandidateOutcome | None = None,
+        self, allocation: Allocation, made: Made, costs: SwapCosts, outcome: CandidateOutcome | None = None
     ) -> _Trial:
-        outcome = outcome or self._outcomes(made)[0]
+        if outcome is None:
+            [outcome] = _outcomes(self.tracker, self.refused, self.gates, [made.run_id])
         passes = "passes" if outcome.passed else f"does not pass: {'; '.join(outcome.failed)}"
         self.say(f"[repair] {made.name} {passes}")
-        linear = [layer for layers in layers_of(costs.groups, self.refused.source) for layer in layers]
-        of_caches = sum(int(sizes.layers[row, choice[row]]) for row in range(len(costs.groups), len(choice)))
-        return _Trial(
-            choice=choice,
-            n_bytes=bytes_of_layers(read_headers(Path(made.folder)), linear) + of_caches,
-            made=made,
-            kl=costs.whole(made.folder),
-            outcome=outcome,
-        )
+        kl = costs.whole(made.folder)
+        return _Trial(choice=allocation.choice, n_bytes=allocation.n_bytes, made=made, kl=kl, outcome=outcome)
 
-    def _outcomes(self, *made: Made) -> list[CandidateOutcome]:
-        runs = [self.tracker.run_of(one.run_id) for one in made]
-        return _outcomes(self.tracker, self.refused, self.gates, runs)
-
-    def _end(self, sizes: StoredSizes) -> Repair:
+    def _end(self, found: Repair, sizes: StoredSizes) -> Repair:
         # More variants share one error: what passed in its round may not pass among all.
-        outcomes = self._outcomes(*(one.made for one in self.trials))
+        outcomes = _outcomes(self.tracker, self.refused, self.gates, [one.made.run_id for one in self.trials])
         trials = [replace(one, outcome=outcome) for one, outcome in zip(self.trials, outcomes, strict=True)]
         passing = [one for one in trials if one.passed]
         best = min(passing, key=lambda one: one.n_bytes, default=None)
@@ -519,13 +503,10 @@ class _Repair:
             pairs = zip(sizes.chosen(best.choice).items(), best.choice, strict=True)
             changed = {group: name for (group, name), column in pairs if column != 0}
         recipe = None if best is None else Path(best.made.folder) / RECIPE_FILE
-        repair = _result(
-            self.tracker,
-            self.refused,
-            self.policy,
-            self.config,
-            trials[0].outcome,
-            run_id=self.run.run_id,
+        repair = replace(
+            found,
+            passed=trials[0].passed,
+            reasons=trials[0].outcome.failed or trials[0].outcome.reasons,
             trials=tuple(rows),
             cache_tokens=tokens,
             changed=changed,
@@ -572,28 +553,4 @@ def _row(trial: _Trial, best: _Trial | None, refused: Refused, tokens: int | Non
         reasons=trial.outcome.reasons,
         failed=trial.outcome.failed,
         run_id=trial.made.run_id,
-    )
-
-
-def _result(
-    tracker: Tracker,
-    refused: Refused,
-    policy: Policy,
-    config: SearchConfig,
-    outcome: CandidateOutcome,
-    *,
-    run_id: str,
-    **more: Any,
-) -> Repair:
-    return Repair(
-        name=refused.label,
-        baseline=model_label(refused.main.source.model),
-        model=refused.main.source.model,
-        repaired_run=refused.run.info.run_id,
-        passed=outcome.passed,
-        reasons=outcome.failed or outcome.reasons,
-        policy=config.space.policy,
-        policy_sha256=policy.sha256,
-        run=tracker.link(run_id),
-        **more,
     )
