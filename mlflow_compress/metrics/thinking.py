@@ -241,9 +241,10 @@ def thinking(inputs: MetricInputs) -> list[MetricResult]:
     ``flips = 100 mean_i (p_i - q_i)^2``, see `squared_change`: where every p and q is 0 or 1 it is the share of flips.
     Questions are lost and won by Fisher's exact test with a false discovery rate of 5 % (`change_p`).
 
-    In 300 simulations each (40 questions, 8 answers, difficulties of Beta(0.5, 0.5); none, 10 and 30 % of the right
-    answers lost) intervals of 95 % hold the truth in 100, 98 and 96 % for the difference, which errs to the wide side
-    where answers share random numbers, in 91, 94 and 96 % for flips, and in 92 % for `reasoning/length_ratio`.
+    In 600 simulations each (40 and 200 questions, 4, 8 and 16 answers, difficulties of Beta(0.5, 0.5); none, 10 and
+    30 % of the right answers lost) intervals of 95 % hold the truth in 94 to 100 % for the difference, which errs to
+    the wide side where answers share random numbers, in 95 to 98 % for flips, in 95 to 98 % for found and lost, in 92
+    to 95 % for lengths, and in 92 to 97 % for tokens to a right answer (`benchmarks/thinking_coverage.py`).
     """
     models = thinking_models(inputs)
     first, again, variant, groups = models.first, models.again, models.variant, models.groups

@@ -1,5 +1,7 @@
 """How long models think, thoughts that never end, and right answers that were found on the way and not given."""
 
+from functools import partial
+
 import numpy as np
 
 from mlflow_compress.metrics.core.estimates import Estimate, PairedDifference, Proportion, Resampled, pooled
@@ -103,9 +105,11 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     """Over k drawn answers to each of n questions; every interval is over questions, whose answers stay together.
 
     The variant is against the baseline's second sampling, with whose random numbers it is drawn; floors are the second
-    against the first. Lengths are ratios of sums of tokens, with the bootstrap's interval. Those of right answers alone
-    are ratios of the questions' mean lengths, over the questions that both models have answered right at least once,
-    so that they do not depend on which questions a model still answers; those of wrong answers likewise.
+    against the first. Lengths are ratios of sums of tokens. Those of right answers alone are ratios of the questions'
+    mean lengths, over the questions that both models have answered right at least once, so that they do not depend on
+    which questions a model still answers; those of wrong answers likewise. Intervals of lengths and of tokens to a
+    right answer are the jackknife's of the logarithm, with Student's t, which cover better than the bootstrap's
+    (`benchmarks/thinking_coverage.py`).
 
     A thought "concludes" what stands in a box, or behind "answer is". How often this rule is met by accident says
     ``found_by_chance_pct``: the same thoughts, with the right answer of the next question that has another one.
@@ -121,10 +125,11 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     """
     models = thinking_models(inputs)
     first, again, variant, groups = models.first, models.again, models.variant, models.groups
+    positive = partial(Resampled, jackknife=True, positive=True)
 
     def length(one: DrawnAnswers, other: DrawnAnswers) -> Resampled:
         columns = np.column_stack([other.tokens.ravel(), one.tokens.ravel()])
-        return Resampled(columns, ratio, groups=groups, most=float(columns.max()))
+        return positive(columns, ratio, groups=groups, most=float(columns.max()))
 
     def length_where(value: float) -> Resampled:
         means = []
@@ -133,7 +138,7 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
             total, n = (one.tokens * chosen).sum(axis=1), chosen.sum(axis=1)
             means.append(np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0))
         both = np.isfinite(means).all(axis=0)
-        return Resampled(np.column_stack(means)[both], ratio, n_unscored=int((~both).sum()))
+        return positive(np.column_stack(means)[both], ratio, n_unscored=int((~both).sum()))
 
     estimates: dict[MetricKey, Estimate] = {
         LENGTH: length(again, variant),
@@ -173,9 +178,9 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     costs = [column for one in (variant, again) for column in (one.tokens.ravel(), (one.right == 1.0).ravel())]
     columns = np.column_stack(costs).astype(np.float64)
     if (variant.right == 1.0).any():
-        estimates[COST] = Resampled(columns[:, :2], ratio, groups=groups)
+        estimates[COST] = positive(columns[:, :2], ratio, groups=groups)
     if (again.right == 1.0).any():
-        estimates[COST_BASELINE] = Resampled(columns[:, 2:], ratio, groups=groups)
+        estimates[COST_BASELINE] = positive(columns[:, 2:], ratio, groups=groups)
     if COST in estimates and COST_BASELINE in estimates:
-        estimates[COST_RATIO] = Resampled(columns, ratio_of_ratios, groups=groups)
+        estimates[COST_RATIO] = positive(columns, ratio_of_ratios, groups=groups)
     return pooled(inputs, estimates)

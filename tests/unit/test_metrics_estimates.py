@@ -9,6 +9,8 @@ from mlflow_compress import metrics
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.item_families import ITEM_FAMILIES, ItemFamily
 from mlflow_compress.items.task import FAMILIES
+from mlflow_compress.metrics.core.estimates import Resampled
+from mlflow_compress.metrics.stats.bootstrap import ratio
 from mlflow_compress.metrics.stats.intervals import paired_difference
 from mlflow_compress.records import Items, RunRecords
 from tests.metric_records import item_of
@@ -50,6 +52,19 @@ def test_estimates_have_the_intervals_of_their_kind():
     assert (mean.n, mean.n_unscored) == (2, 1)
     assert mean.at(SETTINGS, 100.0)[0] == 2.0  # a mean is in the key's unit already
     assert metrics.Mean(np.empty(0)).n == 0
+
+
+def test_the_interval_of_a_positive_ratio_is_that_of_its_logarithm() -> None:
+    """So it is the same both ways. By hand: log ratios without one of the units, and Student's t with 2 degrees."""
+    columns = np.array([[2.0, 1.0], [3.0, 2.0], [7.0, 4.0]])
+    value, interval = Resampled(columns, ratio, jackknife=True, positive=True).at(SETTINGS, 1.0)
+    log = np.log([10 / 6, 9 / 5, 5 / 3])
+    half = scipy.stats.t.ppf(0.975, 2) * np.sqrt(2 / 3 * ((log - np.log(12 / 7)) ** 2).sum())
+    assert value == pytest.approx(12 / 7) and interval == pytest.approx(12 / 7 * np.exp([-half, half]))
+    _, inverse = Resampled(columns[:, ::-1], ratio, jackknife=True, positive=True).at(SETTINGS, 1.0)
+    assert [1 / x for x in inverse] == pytest.approx(interval[::-1])
+    alone = np.array([[2.0, 0.0], [3.0, 0.0], [7.0, 1.0]])  # without the third there is no ratio
+    assert Resampled(alone, ratio, jackknife=True, positive=True).at(SETTINGS, 1.0) == (12.0, None)
 
 
 def test_a_formula_is_called_for_the_headline_each_task_and_each_category():

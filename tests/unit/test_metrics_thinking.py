@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import false_discovery_control
 
+from benchmarks.thinking_coverage import coverage
 from mlflow_compress.config.policy import Policy
 from mlflow_compress.decide.promotion import Candidate, checks_of, gate_numbers, gates_of, policy_answer
 from mlflow_compress.errors import AlignmentError
@@ -308,42 +309,12 @@ def test_changed_answers_are_shown_as_they_were_concluded() -> None:
     assert [side["concluded"] for side in changes.baseline] == ["1200.0"] * 2
 
 
-DRAWS = 300  # their shares have a standard error of 1.3 points at 95 %
-
-
-def coverage(loss: float) -> dict[str, float]:
-    """Return how often intervals hold the truth, with 40 questions, 8 answers and difficulties of Beta(0.5, 0.5).
-
-    The variant loses `loss` of its right answers, and is 1.3 times as long. As when answers are generated, it has the
-    random numbers of the baseline's second sampling.
-    """
-    rng, n, k = np.random.default_rng(11), 40, 8
-    # E[p] = 1/2 and E[p^2] = 3/8 of this Beta.
-    truth = {"pass_at_1_delta": -loss / 2, "length_ratio": 1.3, "flips_pct": 100 * loss**2 * 3 / 8}
-    covered = dict.fromkeys(truth, 0)
-    for _ in range(DRAWS):
-        p = rng.beta(0.5, 0.5, n)[:, None]
-        u = rng.random((2, n, k))
-        tokens = rng.lognormal(0.0, 0.3, n)[:, None] * rng.lognormal(4.0, 0.4, (3, n, k))
-        tokens[2] *= 1.3
-        right = np.stack([u[0] < p, u[1] < p, u[1] < (1 - loss) * p])
-        answers = [
-            [
-                [said(int(one), tokens=round(size)) for one, size in zip(*row, strict=True)]
-                for row in zip(*of, strict=True)
-            ]
-            for of in zip(right, tokens, strict=True)
-        ]
-        found = results(inputs(answers, ["1"] * n, resamples=400))
-        for name, value in truth.items():
-            low, high = found[name].low, found[name].high
-            covered[name] += low is not None and high is not None and low <= value <= high
-    return {name: hits / DRAWS for name, hits in covered.items()}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.3])
 def test_intervals_cover_known_truths(loss: float) -> None:
-    """At least 93 %, less two standard errors; `thinking` says how often."""
-    shares = coverage(loss)
-    assert min(shares.values()) >= 0.93 - 2 * np.sqrt(0.95 * 0.05 / DRAWS), shares
+    """At least 93 %, less two standard errors; `thinking` says how often. A sure loss is seen, and no other."""
+    draws = 300
+    shares = coverage(40, 8, loss, draws)
+    seen, _ = shares.pop("seen"), shares.pop("seen_unpaired")
+    assert min(shares.values()) >= 93.0 - 200.0 * np.sqrt(0.95 * 0.05 / draws), shares
+    assert seen <= 5.0 if loss == 0.0 else seen >= 80.0

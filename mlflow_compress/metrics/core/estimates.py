@@ -224,6 +224,7 @@ class Resampled:
     n_unscored: int | None = None
     groups: Int | None = None  # Code of each item's group; shape (n,)
     jackknife: bool = False  # Whether the interval is the jackknife's, as for a statistic that rests on few items
+    positive: bool = False  # Of a ratio above 0: whether that is the interval of its logarithm, which has no skew
     # Of the ratio of two columns: the largest value of both, by which it has an interval where it never differs
     most: float | None = None
 
@@ -245,7 +246,9 @@ class Resampled:
             if intervals.effective_groups(sizes) < intervals.FEWEST_GROUPS:
                 return self.value, None
             statistic = self._of_groups
-        ends = interval(columns, statistic)
+        ends = interval(columns, partial(_log_of, statistic) if self.positive else statistic)
+        if ends is not None and self.positive:
+            ends = intervals.Interval(math.exp(ends.low), math.exp(ends.high))
         if ends is None and self.most is not None:
             above, below = columns[:, 0], columns[:, 1]
             ends = intervals.bounded_ratio_interval(above, below, sizes, high=self.most, level=settings.level)
@@ -254,6 +257,11 @@ class Resampled:
     def _of_groups(self, means: Float) -> Float:
         """Return the statistic of means over groups, whose last column is their size."""
         return self.statistic(means[..., :-1] / means[..., -1:])
+
+
+def _log_of(statistic: Statistic, means: Float) -> Float:
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.log(statistic(means)))
 
 
 def _unchanged(value: float) -> float:
