@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 
 from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.reasoning import agree, answer_span, conclusion_spans, conclusions, parted, read_answer, read_gold
@@ -51,17 +52,19 @@ def parted_thoughts(
     chains, distances, scores = baseline.chains, variant.chain_distances, variant.chain_scores
     if chains is None or distances is None or scores is None or baseline.items is None:
         return []
-    items = {(row["task"], row["item_id"]): row for row in baseline.items.table.to_pylist()}
-    chain_of = {(row["task"], row["item_id"]): row for row in chains.table.to_pylist()}
+    rules = baseline.items.table.select(["task", "item_id", "rule"]).to_pylist()
+    rule_of = {(row["task"], row["item_id"]): row["rule"] for row in rules}
+    place = {(task, item): number for number, (task, item, _) in enumerate(chains.key_rows())}
     moved = [
         (abs(row["right_variant"] / row["read_variant"] - row["right_baseline"] / row["read_baseline"]), row)
         for row in problems
-        if (row["task"], row["item_id"]) in chain_of and row["read_baseline"] and row["read_variant"]
+        if (row["task"], row["item_id"]) in place and row["read_baseline"] and row["read_variant"]
     ]
     largest = [row for by, row in sorted(moved, key=lambda one: -one[0])[:most] if by > 0.0]
     shown = []
     for row in largest:
-        chain, rule = chain_of[row["task"], row["item_id"]], items[row["task"], row["item_id"]]["rule"]
+        key = row["task"], row["item_id"]
+        [chain], rule = chains.table.slice(place[key], 1).to_pylist(), rule_of[key]
         window = {"task": row["task"], "item_id": f"{row['item_id']}/{chain['sample']}"}
         read, would = distances.where(**window), scores.where(**window)
         order = np.argsort(read.column("position"))
@@ -100,11 +103,9 @@ def _of(row: Mapping[str, Any], who: str) -> str:
 
 def _instead(chains: Chains, token: int) -> str:
     """Return what a token reads like, where the baseline has written it somewhere; the page has no tokenizer."""
-    for row in chains.table.select(["tokens", "pieces"]).to_pylist():
-        for written, piece in zip(row["tokens"], row["pieces"], strict=True):
-            if written == token and piece:
-                return f", where it would write {piece!r}"
-    return ""
+    written, pieces = (pc.list_flatten(chains.table.column(name)) for name in ("tokens", "pieces"))
+    known = [piece for piece in pc.unique(pieces.filter(pc.equal(written, token))).to_pylist() if piece]
+    return f", where it would write {known[0]!r}" if known else ""
 
 
 def _drawn(generations: Generations | None, row: Mapping[str, Any]) -> list[tuple[str, str]]:
