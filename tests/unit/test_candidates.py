@@ -191,7 +191,7 @@ def test_the_plot_shows_one_evaluation_only(tracker: Tracker, monkeypatch: pytes
     finished(tracker, "rtn-3bit", OTHER, weights="2" * 64)
     monkeypatch.setattr(summary, "_values", lambda stages: {"size/bytes": 99.0, "distance/kl_mean": 0.5})
     stages = SimpleNamespace(
-        variant="rtn-4bit", checkpoint_sha256="d" * 64, label="llama", tracker=tracker, evaluation=ALL
+        variant="rtn-4bit", checkpoint_sha256="d" * 64, label="llama", tracker=tracker, evaluation=ALL, pooled={}
     )
     rows, shown = summary._variants(stages)  # type: ignore[arg-type]
     assert shown == "rtn-4bit (dddddddd)"
