@@ -8,8 +8,8 @@ them fetched in float32, in sizes of all decoder layers. "waits" are the page fa
 waited for the disk. `serial` is layer by layer without reading ahead; with `--cold` it has to wait.
 
 `--plan` compares what `plan` says of three shapes with what their baseline takes, from opening the model until its
-states are stored. The throughput that it needs (`device_tflops`) is that of the whole model in memory on fewer items,
-before and after.
+states are stored, and with what screening two variants of a method takes. The throughput that it needs
+(`device_tflops`) is that of the whole model in memory on fewer items, before and after.
 
 Example
 -------
@@ -21,6 +21,7 @@ python benchmarks/by_layer.py --paper
 """
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -29,12 +30,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 WAYS = ("memory", "layers", "batches")
 SHAPES = ((512, 12, "24MB"), (768, 6, "200MB"), (1024, 4, "60MB"))  # hidden size, layers, max_memory of the host
+SCREENED_SHAPES = ((512, 4, "60MB"), (768, 3, "100MB"), (1024, 2, "120MB"))  # the same, where each layer is made too
 
 
 def make(folder: Path, hidden: int, layers: int) -> Path:
@@ -123,57 +126,126 @@ def measure(folder: Path, way: str, allowed: str, tokens: int, cold: bool) -> di
     }
 
 
-def check(folder: Path, allowed: str) -> dict[str, Any]:
-    """Return what `plan` says of a baseline and what it took in this process, each as a pair."""
+FORMS = {  # of each method: settings of the variants that are screened, which are stored in equally many bits
+    "rtn": ({"bits": 4}, {"bits": 4, "group_size": 64}),
+    "magnitude": ({}, {"pattern": "2:4"}),
+}
+
+
+def scorer_of(folder: Path, **placed: Any) -> Any:
+    """Return a scorer of the model in a folder."""
+    from mlflow_compress.models.loading import LoadConfig, load_model
+    from mlflow_compress.scoring import engine
+
+    return engine.Scorer(load_model(LoadConfig(path=str(folder), **placed)), engine.ScoringConfig(progress=False))
+
+
+@contextmanager
+def counted_bytes(folder: Path) -> Iterator[dict[str, int]]:
+    """Within this block, bytes of weights that are fetched are counted as they are stored, and files of forms."""
+    from mlflow_compress.compression import one_layer
+    from mlflow_compress.models import offloading
+
+    counted = {"fetched": 0, "written": 0}
+    fetch, make = offloading._Fetched.__getitem__, one_layer.write_compressed
+
+    def fetching(weights: Any, name: str) -> Any:
+        weight = fetch(weights, name)
+        counted["fetched"] += weight.nbytes // 2  # stored in bfloat16
+        return weight
+
+    def making(*given: Any) -> Any:
+        made = make(*given)
+        counted["written"] += sum(file.stat().st_size for file in folder.glob("scratch/*/*/*.safetensors"))
+        return made
+
+    offloading._Fetched.__getitem__ = fetching  # type: ignore[method-assign]
+    one_layer.write_compressed = making
+    try:
+        yield counted
+    finally:
+        offloading._Fetched.__getitem__ = fetch  # type: ignore[method-assign]
+        one_layer.write_compressed = make
+
+
+def check(folder: Path, allowed: str, method: str) -> dict[str, Any]:
+    """Return what `plan` says and what it took in this process, each as a pair: of a baseline, and of screening.
+
+    With a `method`, two variants of it are screened; the baseline's states are then there before.
+    """
     from anonymous_memory import anonymous_peak
 
     import mlflow_compress as mc
     from mlflow_compress import demo
     from mlflow_compress.commands.evaluate.outputs import run_model
     from mlflow_compress.commands.plan.run import scored_work
+    from mlflow_compress.compression import one_layer
+    from mlflow_compress.compression.method import method_config
     from mlflow_compress.items.suite import load_suite
     from mlflow_compress.items.task import TaskSettings
     from mlflow_compress.models import offloading
-    from mlflow_compress.models.loading import LoadConfig, load_model
+    from mlflow_compress.models.source_model import resolve
     from mlflow_compress.scoring import costs, engine
-    from mlflow_compress.scoring.baseline_store import StateWriter
+    from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 
-    def placed(**given: Any) -> engine.Scorer:
-        return engine.Scorer(load_model(LoadConfig(path=str(folder), **given)), engine.ScoringConfig(progress=False))
+    states = folder / "states"
 
     def suite(limit: int) -> Any:
         return load_suite(tasks, model=str(folder), settings=TaskSettings(limit=limit))
 
     def known_seconds() -> float:
-        scorer = placed(device="cpu")
+        scorer = scorer_of(folder, device="cpu")
         run_model(scorer, suite(1))  # compiles the kernels
         began = time.process_time()
         run_model(scorer, suite(4))
         return time.process_time() - began
 
+    def capture(scorer: engine.Scorer) -> None:
+        with StateWriter(states, scorer.loaded) as writer:
+            run_model(scorer, asked, capture=writer)
+
     offloading.return_freed_memory()
     tasks = str(demo.DATA_DIR / "choice.jsonl")
     before, asked = known_seconds(), suite(12)
+    balanced: dict[str, Any] = {"device": "balanced", "max_memory": {"cpu": allowed}, "offload_dir": str(folder)}
+    if variants := [method_config(method, **given) for given in FORMS.get(method, ())]:
+        capture(scorer_of(folder, device="cpu"))
+        (folder / "scratch").mkdir(exist_ok=True)
+        one_layer.seconds_of_a_form(method, variants[0])  # imports
+    gc.collect()  # what is left of models before is not freed meanwhile
     began = time.process_time()
-    with anonymous_peak() as peak:
-        scorer = placed(device="balanced", max_memory={"cpu": allowed}, offload_dir=str(folder))
-        with StateWriter(folder / "states", scorer.loaded) as writer:
-            run_model(scorer, asked, capture=writer)
+    with counted_bytes(folder) as counted, anonymous_peak() as peak:
+        scorer = scorer_of(folder, **balanced)
+        if variants:
+            maker = one_layer.LayerMaker(scorer.loaded, resolve(str(folder)), folder / "scratch")
+            forms = [maker.forms(method, given) for given in variants]
+            for one in engine.scorers_of_forms(scorer.loaded, forms, scorer.config):
+                run_model(one, asked, baseline=StateStore.open(states), generations=False)
+        else:
+            capture(scorer)
     seconds = time.process_time() - began
+    written = counted["written"] + sum(file.stat().st_size for file in states.iterdir()) * (not variants)
     shape = costs.model_shape(scorer.loaded.configuration())
     work = scored_work(suite(4), scorer.encoder, **engine.default_limits(shape.vocabulary, on_gpu=False))
     flops = 2 * costs.scoring_operations(shape, work) / (before + known_seconds())
-    given: dict[str, Any] = {
-        "device": "balanced",
-        "max_memory": f"cpu={allowed}",
-        "machine_args": {"device_tflops": flops / 1e12},
+    given = {"device": "balanced", "max_memory": f"cpu={allowed}", "machine_args": {"device_tflops": flops / 1e12}}
+    if variants:
+        given |= {"method": method, "bits": 4 if method == "rtn" else 16, "variants": len(variants), "screen": True}
+    plan = mc.plan(model=str(folder), tasks=tasks, limit=12, task_args={"noise_items": 0}, judge=False, **given)
+    planned = next(stage for stage in plan.stages if stage.stage == ("screen" if variants else "baseline"))
+    whole = sum(file.stat().st_size for file in (states if variants else folder).glob("*.safetensors"))
+    pairs = {
+        "seconds": (planned.seconds, seconds),
+        "memory (MB)": (planned.memory / 1e6, peak.added / 1e6),
+        "read (MB)": (planned.bytes_read / 1e6, (whole + counted["fetched"]) / 1e6),
+        "written (MB)": (planned.bytes_written / 1e6, written / 1e6),
     }
-    planned = mc.plan(
-        model=str(folder), tasks=tasks, limit=12, task_args={"noise_items": 0}, judge=False, **given
-    ).stages[0]
-    pairs = {"seconds": (planned.seconds, seconds), "memory (MB)": (planned.memory / 1e6, peak.added / 1e6)}
-    text = {name: f"{said:.1f} / {took:.1f} = {said / took:.2f}" for name, (said, took) in pairs.items()}
-    return {"reads": planned.reads, "gflops": flops / 1e9, **text}
+    return {
+        "screened": method,
+        "reads": planned.reads,
+        "gflops": flops / 1e9,
+        **{name: f"{said:.1f} / {took:.1f} = {said / took:.2f}" for name, (said, took) in pairs.items()},
+    }
 
 
 PAPER = {  # hidden size, feed-forward, layers and heads of Llama 3; 8 heads of keys, 128,256 words
@@ -243,9 +315,12 @@ def main() -> None:
         "--cold", action="store_true", help="read the weights from the disk, not from the system's cache"
     )
     parser.add_argument("--plan", action="store_true", help="compare `plan` with what three shapes take")
+    parser.add_argument(
+        "--screened", default="none,rtn,magnitude", help="with --plan: methods of screened variants; none: the baseline"
+    )
     parser.add_argument("--paper", action="store_true", help="print what the formulas say of large models")
     parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
-    parser.add_argument("--check", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--check", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         if options.paper:
@@ -255,12 +330,15 @@ def main() -> None:
             row = measure(Path(folder), way, allowed, int(tokens), options.cold)
             sys.stdout.write(json.dumps(row) + "\n")
         elif options.check:
-            sys.stdout.write(json.dumps(check(Path(options.check[0]), options.check[1])) + "\n")
+            sys.stdout.write(json.dumps(check(Path(options.check[0]), *options.check[1:])) + "\n")
         elif options.plan:
-            for hidden, layers, allowed in SHAPES:
-                folder = make(Path(scratch) / str(hidden), hidden, layers)
-                row = {"hidden": hidden, "layers": layers, "max_memory": allowed, **child("--check", folder, allowed)}
-                show(row, head=hidden == SHAPES[0][0])
+            for method in options.screened.split(","):
+                shapes = SHAPES if method == "none" else SCREENED_SHAPES
+                for hidden, layers, allowed in shapes:
+                    folder = make(Path(scratch) / f"{method}-{hidden}", hidden, layers)
+                    row = child("--check", str(folder), allowed, method)
+                    row = {"hidden": hidden, "layers": layers, "max_memory": allowed, **row}
+                    show(row, head=hidden == shapes[0][0])
         else:
             cold, first, models = ["--cold"] if options.cold else [], None, {}
             for way in options.ways.split(","):

@@ -942,6 +942,7 @@ def plan(
     answer_args: str | Mapping[str, object] = {},
     judges: str | Sequence[object] = "all",
     judge: bool = True,
+    screen: bool = False,
     devices: int = 1,
     machine_args: str | Mapping[str, object] = {},
     experiment: str = "auto",
@@ -1041,6 +1042,9 @@ def plan(
         judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
     judge
         run the judge stage [true]
+    screen
+        device=balanced: score variants whose method reads no calibration text first, in one read of the
+        baseline's weights; those that the policy fails are not made [false]
     devices
         GPUs, or machines without one [1]
     machine_args

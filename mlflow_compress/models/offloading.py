@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 FORMATS = (None, "compressed-tensors")
 """`quant_method` of checkpoints whose weights can be offloaded: plain ones, and those that llm-compressor writes."""
-_SAMPLE = 1 << 28  # bytes that are read to find how fast it is
+SAMPLE = 1 << 28  # bytes that are read to find how fast it is
 _BLOCK = 1 << 20  # bytes that are read ahead at once
 _M_MMAP_THRESHOLD, _LARGE = -3, 1 << 17  # of malloc.h; bytes
 
@@ -89,7 +89,7 @@ def _say_seconds_of_a_pass(model: Any) -> None:
     began, read = time.perf_counter(), 0
     for weights, name in waiting:
         read += weights[name].nbytes
-        if read > _SAMPLE:
+        if read > SAMPLE:
             break
     rate = read / (time.perf_counter() - began)
     text = "%.2f GB of weights are fetched again in every pass: about %.2g s each, at %.2f GB/s as measured now"

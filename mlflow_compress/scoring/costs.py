@@ -7,6 +7,7 @@ part runs at scored positions only.
 """
 
 import os
+import time
 import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.model_files import library_errors
+from mlflow_compress.models.offloading import SAMPLE
 from mlflow_compress.models.weight_groups import decoder_layers
 from mlflow_compress.scoring.baseline_store import SHARD_BYTES
 from mlflow_compress.scoring.kernels.row_stats import BLOCK, TOP
@@ -108,6 +110,7 @@ class GroupSize:
     longest_unit: int = 0  # Most tokens in one forward pass
     most_cached: int = 0  # Most tokens whose keys and values are in memory at once
     largest_mask: int = 0  # Most numbers of an attention mask: tokens of a pack by tokens that they could attend to
+    masks: int = 0  # Numbers of all masks
     rows: int = 0  # Positions whose logits are there at once
 
 
@@ -167,21 +170,21 @@ def _group_sizes(plan: packing.Plan, head_rows: int) -> Iterator[GroupSize]:
     """Yield what each group holds: of kept prefixes, and of the unit that runs."""
     done, size, kept = packing.last_uses(plan.units), {packing.NO_PREFIX: 0}, 0
     for group in packing.group_units(plan, head_rows):
-        longest = most = mask = 0
+        longest = most = mask = masks = 0
         for number in range(group.units.start, group.units.stop):
             unit, running = plan.units[number], 0
             if isinstance(unit, packing.PackedBatch):
                 # The running unit's cache is a copy of its prefix, and its own tokens.
                 running = size[unit.prefix] + unit.n_tokens
                 if size[unit.prefix] or not unit.is_path:  # a plain sequence needs no mask
-                    mask = max(mask, unit.n_tokens * running)
+                    mask, masks = max(mask, unit.n_tokens * running), masks + unit.n_tokens * running
                 if unit.keep != packing.NO_PREFIX:
                     size[unit.keep] = running
                     kept += running
             longest, most = max(longest, packing.n_computed(unit)), max(most, kept + running)
             kept -= sum(size.pop(prefix) for prefix in done.get(number, ()))
         rows = min(head_rows, group.rows.stop - group.rows.start)
-        yield GroupSize(longest_unit=longest, most_cached=most, largest_mask=mask, rows=rows)
+        yield GroupSize(longest_unit=longest, most_cached=most, largest_mask=mask, masks=masks, rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +193,7 @@ class Offloaded:
 
     waiting: int  # Weights that are read once a sweep
     largest: int  # The largest of the layers that wait, which are in memory one at a time
-    opening: int  # Weights that are read when the model is opened: a layer of each shape, by each probe
+    opening: int  # Weights that are read when the model is opened: a layer of each shape, by each probe, and a sample
     room: int  # Memory for hidden states
 
     def reads(self, work: Workload, state_bytes: int) -> tuple[int, int]:
@@ -202,8 +205,22 @@ class Offloaded:
             n_reads, most = n_reads + len(sweeps), max(most, *sweeps, 0)
         return n_reads, most * state_bytes
 
+    def extra_seconds(
+        self, shape: ModelShape, work: Workload, reads: int, *, number_bytes: int, machine: "Machine", streams: int = 1
+    ) -> float:
+        """Return the seconds that a pass takes more than one of a model in memory, without those of the disk.
+
+        Weights are cast as they are read. A batch is prepared again for each layer: its mask is written and cut, and
+        its states are embedded, handed on and kept. When the model is opened, short batches are computed.
+        """
+        fetched = self.opening + reads * self.waiting
+        again = 2 * sum(group.masks for group in work.groups) + 3 * work.tokens * shape.hidden
+        written = fetched + streams * shape.layers * number_bytes * again
+        return written / machine.fresh + 2.0 * _PROBE_TOKENS * shape.active / machine.flops
+
 
 _PROBES = 4  # of a model that is opened: see `models.offloading.probed`
+_PROBE_TOKENS = 244  # that these compute
 
 
 def offloaded(
@@ -240,7 +257,7 @@ def offloaded(
     return Offloaded(
         waiting=sum(waiting.values()),
         largest=max(by_shape.values()),
-        opening=_PROBES * (outside + sum(by_shape.values())),
+        opening=min(SAMPLE, sum(waiting.values())) + _PROBES * (outside + sum(by_shape.values())),
         room=room,
     )
 
@@ -259,6 +276,7 @@ class Machine:
     memory: float  # Bytes of one device
     flops: float  # Operations a second of one device
     bandwidth: float  # Bytes a second that one device reads of its own memory; it bounds the writing of answers
+    fresh: float  # Bytes a second that are cast into memory which the system gives anew
     disk: float  # Bytes a second of the storage, for all devices together
     price: float | None  # Dollars of one device for an hour
 
@@ -351,13 +369,24 @@ def this_machine() -> tuple[float, float, float]:
     """
     size = 1024
     matrix, row = torch.ones(size, size), torch.ones(2**26)
-
-    def best(work: Callable[[], object]) -> float:
-        work()
-        return min(timeit.repeat(work, number=1, repeat=5))
-
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    return memory, 2.0 * size**3 / best(lambda: matrix @ matrix), 4.0 * len(row) / best(row.sum)
+    return memory, 2.0 * size**3 / _best(lambda: matrix @ matrix), 4.0 * len(row) / _best(row.sum)
+
+
+def fresh_bytes() -> float:
+    """Return how many bytes a second this machine casts to float32, into memory that the system gives anew.
+
+    That is what fetching a weight takes besides the disk (`models.offloading`): here of 64 MB, the best of five. glibc
+    gives blocks of this size back when they are freed, as it gives smaller ones where a model is on the disk.
+    """
+    stored = torch.ones(1 << 24, dtype=torch.bfloat16)
+    return 4.0 * len(stored) / _best(stored.float)
+
+
+def _best(work: Callable[[], object]) -> float:
+    """Return the seconds that this thread computes: what else the machine does meanwhile does not count."""
+    work()
+    return min(timeit.repeat(work, timer=time.thread_time, number=1, repeat=5))
 
 
 def answer_seconds(

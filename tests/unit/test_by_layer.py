@@ -180,7 +180,7 @@ def test_opening_reads_one_layer_of_each_shape_four_times(
     folder = make("deep", tmp_path / "deep", torch.float32)
     wanted, _ = Scorer(load_model(LoadConfig(path=str(folder), device="cpu")), ScoringConfig(**SIZES)).score(requests())
     counted = Sweeps(1, monkeypatch)
-    monkeypatch.setattr(offloading, "_SAMPLE", 0)  # how fast the disk is, one weight shows
+    monkeypatch.setattr(offloading, "SAMPLE", 0)  # how fast the disk is, one weight shows
     loaded = on_disk(folder, tmp_path)
     model = loaded.model.model
     kept, norm, sample = (m.weight.nbytes for m in (model.embed_tokens, model.norm, model.layers[0].self_attn.q_proj))
@@ -188,6 +188,8 @@ def test_opening_reads_one_layer_of_each_shape_four_times(
     once = sum(layers[:shapes]) + norm
     assert len(set(layers)) == shapes and 4 * once < sum(layers) * shapes
     assert counted.fetched == 2 * kept + sample + once
+    computed: list[int] = []  # tokens of the first layer
+    model.layers[0].register_forward_hook(lambda _, given, out: computed.append(given[0].shape[:2].numel()))
     scorer = Scorer(loaded, ScoringConfig(**SIZES))
     assert counted.fetched == 2 * kept + sample + 3 * once
     for before in (2 * kept + sample + 4 * once, sum(layers) + norm):
@@ -232,6 +234,9 @@ def test_a_plan_says_what_is_read_and_held(
     folder = make_llama(tmp_path / "m", dtype=torch.float32, **shape)
     tasks = str(demo.DATA_DIR / "choice.jsonl")
     monkeypatch.setattr(scoring_costs, "this_machine", lambda: (1e9, 1e9, 1e9))
+    for module in (offloading, scoring_costs):
+        monkeypatch.setattr(module, "SAMPLE", 0)
+    monkeypatch.setattr(scoring_costs.Offloaded, "extra_seconds", lambda *_, **__: 0.0)  # see test_plan_costs
     given = {"model": str(folder), "device": "balanced", "max_memory": f"cpu={memory}", "judge": False}
     plan = mc.plan(tasks=tasks, limit=8, task_args={"noise_items": 0}, **given)
     planned = plan.stages[0]
@@ -240,7 +245,6 @@ def test_a_plan_says_what_is_read_and_held(
         tasks=tasks, limit=8, task_args={"noise_items": 0}, machine_args={"disk_bandwidth": 1e-6}, **given
     ).stages
 
-    monkeypatch.setattr(offloading, "_SAMPLE", 0)
     fetched = count_fetched(monkeypatch)
     held: list[int] = []  # bytes of states behind the first layer, by sweep
     forward, sweep = BodyByLayer._forward, BodyByLayer._sweep

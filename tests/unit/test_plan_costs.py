@@ -83,7 +83,7 @@ def test_work_of_packs_and_batches_by_hand() -> None:
     packed = costs.workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 64)
     assert (packed.tokens, packed.tokens_unshared, packed.rows) == (6, 9, 2)
     assert packed.pairs == (1 + 2 + 3) + 4 + (4 + 5)  # each token sees its own path
-    assert packed.groups == (costs.GroupSize(longest_unit=6, most_cached=6, largest_mask=6 * 6, rows=2),)
+    assert packed.groups == (costs.GroupSize(longest_unit=6, most_cached=6, largest_mask=6 * 6, masks=6 * 6, rows=2),)
     assert costs.workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 1).groups[0].rows == 1  # a product has one row
     padded = costs.workload(plan_batches(texts, [1, 1], batch_tokens=64), 9, 64)
     assert (padded.tokens, padded.pairs) == (9, 10 + 15)
@@ -147,14 +147,27 @@ def test_products_keep_their_memory_for_the_groups_after_them() -> None:
 
 def test_writing_is_bound_by_reading_weights_or_by_operations() -> None:
     shape, work = tiny(), costs.generation_workload([4] * 6, 5)
-    machine = costs.Machine(devices=1, memory=1e9, flops=1e30, bandwidth=100.0, disk=1.0, price=None)
+    machine = costs.Machine(devices=1, memory=1e9, flops=1e30, bandwidth=100.0, fresh=1.0, disk=1.0, price=None)
 
     def seconds(on: costs.Machine) -> float:
         return costs.answer_seconds(shape, work, number_bytes=2, batch=4, new_tokens=5, answers=6, machine=on)
 
     assert seconds(machine) == pytest.approx(2 * 5 * 2 * (shape.dense + shape.head) / 100.0)  # two batches, five steps
-    slow = costs.Machine(devices=1, memory=1e9, flops=1.0, bandwidth=1e30, disk=1.0, price=None)
+    slow = costs.Machine(devices=1, memory=1e9, flops=1.0, bandwidth=1e30, fresh=1.0, disk=1.0, price=None)
     assert seconds(slow) == costs.scoring_operations(shape, work)
+
+
+def test_what_a_pass_layer_by_layer_takes_on_top_by_hand() -> None:
+    """Weights are cast; for each stream and layer masks are written and cut, and states embedded, handed on and kept."""
+    shape, group = tiny(), costs.GroupSize(masks=30)
+    work = costs.Workload(tokens=10, groups=(group, group))
+    machine = costs.Machine(devices=1, memory=1e9, flops=2.0, bandwidth=1.0, fresh=4.0, disk=1.0, price=None)
+    waits = costs.Offloaded(waiting=100, largest=50, opening=70, room=1)
+    probes = 2 * 244 * shape.active / 2.0
+    for streams in (1, 3):
+        written = 70 + 2 * 100 + streams * 2 * 4 * (2 * 60 + 3 * 10 * 8)  # of two layers, in float32
+        found = waits.extra_seconds(shape, work, 2, number_bytes=4, machine=machine, streams=streams)
+        assert found == pytest.approx(written / 4.0 + probes)
 
 
 def test_the_plan_counts_what_the_engine_does(tmp_path: Path) -> None:
@@ -242,7 +255,9 @@ def test_a_plan_names_its_machine_and_a_cpu_is_this_one(monkeypatch: pytest.Monk
     plan = mc.plan(limit=2, method="gptq", bits=4, judge=False)
     assert "Times are of 1 GPU with 80 GiB, 400 Tflop/s and 2.5 TB/s: device, devices, device_memory" in plan.as_text()
     assert "All stages: less than 1 s." in plan.as_text()
-    monkeypatch.setattr("timeit.repeat", lambda work, number, repeat: [0.02, 0.01, 0.03])  # seconds of either work
+    monkeypatch.setattr(
+        "timeit.repeat", lambda work, timer, number, repeat: [0.02, 0.01, 0.03]
+    )  # seconds of either work
     here = mc.plan(limit=2, method="gptq", bits=4, judge=False, device="cpu")
     [note] = [note for note in here.notes if note.startswith("Times are of 1 machine like this one")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

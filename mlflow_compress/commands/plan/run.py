@@ -1,5 +1,6 @@
 """The plan of a whole job: what each stage would compute, read and write, and how long that takes on a machine."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil
@@ -15,7 +16,8 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.plan.parameters import PlanConfig
 from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
-from mlflow_compress.compression.method import METHODS
+from mlflow_compress.compression.method import METHODS, method_config, require_placed
+from mlflow_compress.compression.one_layer import seconds_of_a_form
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.sources.instructions import Instruction
 from mlflow_compress.items.suite import Suite
@@ -213,6 +215,7 @@ class StageCosts:
         # What is "auto" is an H100, or this machine where a CPU is asked for.
         memory, flops, bandwidth = formulas.this_machine() if on_cpu else (80 * 2.0**30, 400e12, 2.5e12)
         self.machine = formulas.Machine(
+            fresh=formulas.fresh_bytes() if offloaded and on_cpu else math.inf,  # of a GPU it was not measured
             devices=given.devices,
             memory=memory if given.device_memory == "auto" else given.device_memory * 2**30,
             flops=flops if given.device_tflops == "auto" else given.device_tflops * 1e12,
@@ -221,6 +224,7 @@ class StageCosts:
             price=given.price,
         )
         linear, bits = shape.dense + shape.experts, config.bits + (_SCALE_BITS if config.bits < 16 else 0)
+        self.bits = bits
         self.base = float(shape.parameters * stored_bytes)
         self.checkpoint = linear * bits / 8 + (shape.parameters - linear) * stored_bytes
         self.states = formulas.states_bytes(shape, scored, number_bytes)
@@ -275,6 +279,7 @@ class StageCosts:
             as_read = 1.0 if expanded else self.stored_bytes / self.number_bytes
             behind_first = reads * as_read * (self.offloaded.waiting - self.offloaded.largest)
             ahead = min(behind_first, computing * self.machine.disk)
+            computing += self._extra_seconds(scored, reads)
         for part in answers:
             written_work = generation_workload(part.prompts, part.new_tokens)
             batch = GenerationConfig(max_new_tokens=part.new_tokens).batch_rows
@@ -308,8 +313,51 @@ class StageCosts:
         )
         return replace(cost, reads=reads, states_memory=states)
 
-    def _reads(self, work: Workload) -> tuple[int, int]:
-        return self.offloaded.reads(work, self.shape.hidden * self.number_bytes) if self.offloaded else (0, 0)
+    def screened(self, offloaded: Offloaded, scored: Workload, form_seconds: tuple[float, float]) -> StageCost:
+        """Return the cost of scoring all variants in forms of the layers, each made while the layer is in memory.
+
+        `form_seconds` are those of making a form: of any layer, and of each of its weights. A form is written once
+        plain and once compressed.
+        """
+        shape, variants, (always, each) = self.shape, self.config.variants, form_seconds
+        weights = (shape.dense + shape.experts) / shape.layers  # of one layer
+        reads, states = self._reads(scored, variants)
+        operations = variants * formulas.scoring_operations(shape, scored, heads=2)
+        n_forms = variants * reads * shape.layers
+        written = n_forms * weights * (self.stored_bytes + self.bits / 8)
+        as_read = self.stored_bytes / self.number_bytes
+        read = self.states + as_read * (offloaded.opening + reads * offloaded.waiting)
+        computing = operations / self.machine.flops + n_forms * (always + each * weights)
+        # Beside the baseline's layer: two forms of it in float32 while one is made (pruning sorts a third), and then
+        # one and what computing it takes.
+        kept = self._memory(Workload(tokens_unshared=scored.tokens_unshared, states=scored.states), variants=variants)
+        making = kept + 4 * weights * (2 if METHODS.get(self.config.method).supported_bits else 3)
+        memory = max(making, self._memory(scored, heads=2, variants=variants) + 4 * weights)
+        cost = self._cost(
+            "screen",
+            Workload(tokens=variants * scored.tokens, tokens_unshared=variants * scored.tokens_unshared),
+            operations,
+            computing=computing + self._extra_seconds(scored, reads, variants),
+            read=read,
+            # Files of a form are still in the system's memory when they are read.
+            ahead=min(as_read * reads * (offloaded.waiting - offloaded.largest), computing * self.machine.disk),
+            written=written,
+            memory=memory,
+            times=1,
+            alone=True,
+        )
+        return replace(cost, reads=reads, states_memory=states)
+
+    def _extra_seconds(self, scored: Workload, reads: int, variants: int = 1) -> float:
+        if self.offloaded is None:
+            return 0.0
+        return self.offloaded.extra_seconds(
+            self.shape, scored, reads, number_bytes=self.number_bytes, machine=self.machine, streams=variants
+        )
+
+    def _reads(self, work: Workload, variants: int = 1) -> tuple[int, int]:
+        state_bytes = variants * self.shape.hidden * self.number_bytes
+        return self.offloaded.reads(work, state_bytes) if self.offloaded else (0, 0)
 
     def _cost(
         self,
@@ -349,11 +397,11 @@ class StageCosts:
             dollars=self.machine.dollars(seconds),
         )
 
-    def _memory(self, work: Workload, *, heads: int = 1, captures: bool = False) -> float:
+    def _memory(self, work: Workload, *, heads: int = 1, captures: bool = False, variants: int = 1) -> float:
         shape, weights = self.shape, float(self.shape.parameters * self.number_bytes)
         if self.offloaded is not None:  # one layer at a time, and its keys and values
             shape = replace(shape, layers=1)
-            weights += self.offloaded.largest - self.offloaded.waiting + self._reads(work)[1]
+            weights += self.offloaded.largest - self.offloaded.waiting + self._reads(work, variants)[1]
         return formulas.scoring_memory(
             shape,
             work,
@@ -374,6 +422,11 @@ _NOTES = (
 
 
 _LAYERS = "Compression is counted as if the model fitted; weights that wait as if all were on the storage"
+
+_SCREENED = (
+    "What making a form of a layer takes is measured on this machine, with random layers; variants are counted as if "
+    "the policy failed none"
+)
 
 
 def run_plan(config: PlanConfig) -> CostPlan:
@@ -412,6 +465,8 @@ def run_plan(config: PlanConfig) -> CostPlan:
 
     if noise.tokens:
         stages.append(costs.evaluated("baseline again (noise)", noise, (), read=costs.states, heads=2))
+    if config.screen:
+        stages.append(_screened(config, costs, scored))
     stages.append(costs.compression())
     read, times = costs.checkpoint + costs.states, config.variants
     stages.append(costs.evaluated("evaluate", scored, written, read=read, heads=2, times=times, expanded=True))
@@ -441,8 +496,29 @@ def run_plan(config: PlanConfig) -> CostPlan:
         waiting_bytes=float(costs.offloaded.waiting) if costs.offloaded else 0.0,
         states_bytes=costs.states,
         checkpoint_bytes=costs.checkpoint,
-        notes=(assumed, *_NOTES, *([spread] if costs.per_copy > 1 else []), *([_LAYERS] if costs.offloaded else [])),
+        notes=(
+            assumed,
+            *_NOTES,
+            *([spread] if costs.per_copy > 1 else []),
+            *([_LAYERS] if costs.offloaded else []),
+            *([_SCREENED] if config.screen else []),
+        ),
     )
+
+
+def _screened(config: PlanConfig, costs: StageCosts, scored: Workload) -> StageCost:
+    if costs.offloaded is None:
+        raise ConfigError(
+            "Variants are screened where a model does not fit into memory",
+            allowed="device=balanced, and less max_memory than the model takes",
+            got=f"device={config.source.device}, max_memory={config.source.max_memory}",
+            fix="Leave screen out",
+        )
+    method = METHODS.get(config.method)
+    bits = {"bits": config.bits} if config.bits in method.supported_bits else {}
+    settings = method_config(method.name, **bits)
+    require_placed(method, settings, config.source.device)
+    return costs.screened(costs.offloaded, scored, seconds_of_a_form(method.name, settings))
 
 
 def _on_cpu(config: PlanConfig) -> bool:
