@@ -181,20 +181,17 @@ class CostTable:
     """KL of the model with one group changed, measured window by window of a text."""
 
     sizes: StoredSizes  # Groups, formats and their bytes
-    # Mean KL per token of the model that the groups were changed in: 0 for the baseline; shape (n_windows,)
-    start: Float
-    # What each change adds to it. In the baseline this is the KL itself; shape (n_groups, n_formats, n_windows)
-    added: Float
+    kl: Float  # Mean per token of the baseline with the group in the format; shape (n_groups, n_formats, n_windows)
 
     @property
     def costs(self) -> Float:
         """Mean over the windows, shape (n_groups, n_formats)."""
-        return np.asarray(self.added.mean(axis=2))
+        return np.asarray(self.kl.mean(axis=2))
 
     def predicted(self, choice: Sequence[int]) -> float:
         """Return the KL of a choice of formats, if the changes add up."""
         rows = np.arange(len(choice))
-        return float(self.start.mean() + self.costs[rows, list(choice)].sum())
+        return float(self.costs[rows, list(choice)].sum())
 
     def largest_uniform(self, max_bytes: int) -> Allocation | None:
         """Return one format for all groups: that of the most bytes within a budget; None where none is as small."""
@@ -216,7 +213,7 @@ class CostTable:
         if limit.kind != "max_kl":
             max_bytes = limit.layer_bytes(self.sizes)
             return closest_within(self.costs, self.sizes.layers, max_bytes=max_bytes)
-        lowest = float(self.start.mean()) + least(self.costs, self.sizes.layers)
+        lowest = least(self.costs, self.sizes.layers)
         if limit.value < lowest:
             raise ConfigError(
                 "max_kl is out of range",
@@ -224,8 +221,7 @@ class CostTable:
                 got=f"{limit.value:g}",
                 fix="Add a format with more bits, or 'none'",
             )
-        most = limit.value - float(self.start.mean())
-        return smallest_within(self.costs, self.sizes.layers, max_cost=most)
+        return smallest_within(self.costs, self.sizes.layers, max_cost=limit.value)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -25,7 +25,7 @@ def additive(choice: tuple[int, ...]) -> float:
 def in_baseline(kl: Kl) -> CostTable:
     """Return the costs of one group at a time."""
     alone = [[kl(tuple(0 if g == i else 1 for i in range(3))) if f == 0 else 0.0 for f in range(2)] for g in range(3)]
-    return CostTable(sizes=SIZES, start=np.zeros(40), added=np.array(alone)[:, :, None] * SPREAD)
+    return CostTable(sizes=SIZES, kl=np.array(alone)[:, :, None] * SPREAD)
 
 
 class Models:
@@ -100,7 +100,7 @@ def test_a_limit_that_nothing_keeps_to_is_refused() -> None:
 def test_a_mix_that_is_not_surely_closer_than_one_format_for_all_is_not_chosen() -> None:
     """10 bytes: by its costs, 4 bits for the first group gain a little. In half of the windows they lose as much."""
     models = Models(lambda choice: 1.0 - 0.001 * sum(choice))
-    table = CostTable(sizes=SIZES, start=np.zeros(40), added=np.full((3, 2, 1), 0.3) - [[[0.0], [0.01]]] + 0 * SPREAD)
+    table = CostTable(sizes=SIZES, kl=np.full((3, 2, 1), 0.3) - [[[0.0], [0.01]]] + 0 * SPREAD)
     limit, plain = Limit(kind="max_bytes", value=10), models.measure
     models.measure = lambda folder: plain(folder) + (0.01 * (-1.0) ** np.arange(40) if "1" in folder else 0.0)  # type: ignore[method-assign]
     found = models.choose(limit, table=table)

@@ -22,9 +22,7 @@ from mlflow_compress.tracking.store import RunLink
 from tests.unit import test_cost_table
 
 SIZES = replace(test_cost_table.SIZES, rest=10)
-TABLE = CostTable(
-    sizes=SIZES, start=np.zeros(8), added=np.array([[[0.3], [0.1]], [[0.2], [0.05]]]) * np.linspace(0.8, 1.2, 8)
-)
+TABLE = CostTable(sizes=SIZES, kl=np.array([[[0.3], [0.1]], [[0.2], [0.05]]]) * np.linspace(0.8, 1.2, 8))
 SPREAD = np.linspace(0.5, 1.5, 20)
 KL = {"x3": 0.5, "x4": 0.15, "mine": 0.2, "theirs": 0.35}
 
@@ -95,7 +93,7 @@ def published(run: Run, tmp_path: Path, kind: str = "bits_per_weight") -> Search
     tracker: Any = SimpleNamespace(
         uri=f"sqlite:///{tmp_path}/mlflow.db", link=lambda run_id: RunLink(run_id=run_id, store="s")
     )
-    text = SimpleNamespace(name="/texts/search.txt")
+    text = SimpleNamespace(name="/texts/search.txt", windows=SimpleNamespace(ids=range(8)))
     costs: Any = SimpleNamespace(text=text, whole=lambda folder: KL[folder] * np.ones(8))
     return publish_search(
         tracker,

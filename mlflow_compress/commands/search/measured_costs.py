@@ -113,18 +113,18 @@ class SwapCosts:
 
         `folders` are the formats' checkpoints; `caches` what the cache of each group can be. None is the baseline.
         """
-        n_groups, n_windows = len(self.groups), len(self.text.windows.ids)
-        added = np.zeros((*sizes.layers.shape, n_windows))
+        n_groups = len(self.groups)
+        kl = np.zeros((*sizes.layers.shape, len(self.text.windows.ids)))
         for column, name in enumerate(sizes.formats):
             if (folder := folders.get(name)) is not None and n_groups:
-                added[:n_groups, column] = self.alone(folder)
+                kl[:n_groups, column] = self.alone(folder)
             rounded: dict[QuantizedCache, list[int]] = {}
             for number, options in enumerate(caches):
                 if (cache := options.get(name)) is not None:
                     rounded.setdefault(cache, []).append(number)
             for cache, numbers in rounded.items():
-                added[[n_groups + number for number in numbers], column] = self.alone(cache, numbers)
-        return CostTable(sizes=sizes, start=np.zeros(n_windows), added=added)
+                kl[[n_groups + number for number in numbers], column] = self.alone(cache, numbers)
+        return CostTable(sizes=sizes, kl=kl)
 
     def _swap(self, group: WeightGroup, option: LoadedModel | QuantizedCache, baseline: LoadedModel) -> Swap:
         if isinstance(option, LoadedModel):

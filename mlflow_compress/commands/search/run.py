@@ -161,7 +161,7 @@ def publish_search(
         costs=tuple(_group_costs(table)),
         recipes={made.name: table.sizes.chosen(choice.allocation.choice) for choice, made in chosen.values()},
         cache_tokens=int(config.space.cache_tokens) if table.sizes.cache else None,
-        search_text=f"{len(table.start)} windows of {length} tokens of {name}",
+        search_text=f"{len(costs.text.windows.ids)} windows of {length} tokens of {name}",
         held_out=f"{len(first.keys)} {first.unit}s of {tasks}",
         run=tracker.link(run.run_id),
     )
@@ -220,7 +220,7 @@ def _group_costs(table: CostTable) -> Iterator[GroupCost]:
         for j, name in enumerate(table.sizes.formats):
             if not table.sizes.layers[i, j]:
                 continue
-            kl = table.added[i, j]
+            kl = table.kl[i, j]
             interval = studentized_interval(kl)
             yield GroupCost(
                 group=group,
