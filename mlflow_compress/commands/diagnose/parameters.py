@@ -1,9 +1,12 @@
 """The parameters of a diagnosis: a variant, the text on which it is measured, and how closely."""
 
+from typing import Any
+
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.config.declarations import Group, Parameters, Together, option
 from mlflow_compress.config.groups import CompressionConfig, EvaluationConfig, InferenceConfig, SourceConfig
+from mlflow_compress.errors import UnsupportedError
 
 DIAGNOSIS_ARGS = Together("diagnosis_args", "how closely groups of weights are measured: name=value,name=value")
 
@@ -41,6 +44,12 @@ class DiagnoseConfig(Parameters):
     evaluation: EvaluationConfig = EvaluationConfig()
     inference: InferenceConfig = InferenceConfig()
     diagnosis: DiagnosisConfig = DiagnosisConfig()
+
+    def model_post_init(self, context: Any, /) -> None:
+        if self.source.device == "balanced":
+            raise UnsupportedError(
+                "A diagnosis holds both models in memory", got="device=balanced", fix="Use another device"
+            )
 
     @property
     def quantize_config(self) -> QuantizeConfig:

@@ -23,7 +23,7 @@ from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, Check
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
 from mlflow_compress.compression.mixed_recipe import KEPT, MIXED, MixedRecipe
 from mlflow_compress.config import as_text
-from mlflow_compress.errors import AlignmentError, ConfigError, MlflowCompressError, UnsupportedError
+from mlflow_compress.errors import AlignmentError, ConfigError, MlflowCompressError
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
@@ -42,7 +42,6 @@ from mlflow_compress.metrics.diagnosis import (
 )
 from mlflow_compress.models.identity import check_same_tokenizer
 from mlflow_compress.models.loading import LightModel, LoadedModel, load_model
-from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.models.source_model import resolve as resolve_source
 from mlflow_compress.models.weight_groups import Differences, find_differences
@@ -273,10 +272,6 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
     """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
     suite = inputs.suite_of(config.evaluate_config)
     corpora = _running_text(suite, config.evaluation.tasks)
-    if config.source.device == BALANCED:
-        raise UnsupportedError(
-            "A diagnosis holds both models in memory", got="device=balanced", fix="Use another device"
-        )
     quantization, existing = config.quantize_config, _given_variant(config)
     if existing is None:
         settings, calibration = inputs.method_settings(quantization), inputs.calibration_set(quantization)
