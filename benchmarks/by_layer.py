@@ -132,14 +132,6 @@ FORMS = {  # of each method: settings of the variants that are screened, which a
 }
 
 
-def scorer_of(folder: Path, **placed: Any) -> Any:
-    """Return a scorer of the model in a folder."""
-    from mlflow_compress.models.loading import LoadConfig, load_model
-    from mlflow_compress.scoring import engine
-
-    return engine.Scorer(load_model(LoadConfig(path=str(folder), **placed)), engine.ScoringConfig(progress=False))
-
-
 @contextmanager
 def counted_bytes(folder: Path) -> Iterator[dict[str, int]]:
     """Within this block, bytes of weights that are fetched are counted as they are stored, and files of forms."""
@@ -184,21 +176,25 @@ def check(folder: Path, allowed: str, method: str) -> dict[str, Any]:
     from mlflow_compress.items.suite import load_suite
     from mlflow_compress.items.task import TaskSettings
     from mlflow_compress.models import offloading
+    from mlflow_compress.models.loading import LoadConfig, load_model
     from mlflow_compress.models.source_model import resolve
     from mlflow_compress.scoring import costs, engine
     from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 
-    states = folder / "states"
+    settings, states = engine.ScoringConfig(progress=False), folder / "states"
 
     def suite(limit: int) -> Any:
         return load_suite(tasks, model=str(folder), settings=TaskSettings(limit=limit))
 
     def known_seconds() -> float:
-        scorer = scorer_of(folder, device="cpu")
+        scorer = in_memory()
         run_model(scorer, suite(1))  # compiles the kernels
         began = time.process_time()
         run_model(scorer, suite(4))
         return time.process_time() - began
+
+    def in_memory() -> engine.Scorer:
+        return engine.Scorer(load_model(LoadConfig(path=str(folder), device="cpu")), settings)
 
     def capture(scorer: engine.Scorer) -> None:
         with StateWriter(states, scorer.loaded) as writer:
@@ -209,19 +205,20 @@ def check(folder: Path, allowed: str, method: str) -> dict[str, Any]:
     before, asked = known_seconds(), suite(12)
     balanced: dict[str, Any] = {"device": "balanced", "max_memory": {"cpu": allowed}, "offload_dir": str(folder)}
     if variants := [method_config(method, **given) for given in FORMS.get(method, ())]:
-        capture(scorer_of(folder, device="cpu"))
+        capture(in_memory())
         (folder / "scratch").mkdir(exist_ok=True)
         one_layer.seconds_of_a_form(method, variants[0])  # imports
     gc.collect()  # what is left of models before is not freed meanwhile
     began = time.process_time()
     with counted_bytes(folder) as counted, anonymous_peak() as peak:
-        scorer = scorer_of(folder, **balanced)
+        loaded = load_model(LoadConfig(path=str(folder), **balanced))
         if variants:
-            maker = one_layer.LayerMaker(scorer.loaded, resolve(str(folder)), folder / "scratch")
+            maker = one_layer.LayerMaker(loaded, resolve(str(folder)), folder / "scratch")
             forms = [maker.forms(method, given) for given in variants]
-            for one in engine.scorers_of_forms(scorer.loaded, forms, scorer.config):
-                run_model(one, asked, baseline=StateStore.open(states), generations=False)
+            for scorer in engine.scorers_of_forms(loaded, forms, settings):
+                run_model(scorer, asked, baseline=StateStore.open(states), generations=False)
         else:
+            scorer = engine.Scorer(loaded, settings)
             capture(scorer)
     seconds = time.process_time() - began
     written = counted["written"] + sum(file.stat().st_size for file in states.iterdir()) * (not variants)

@@ -101,7 +101,7 @@ def test_a_plan_says_what_screening_reads_writes_and_holds(
     monkeypatch.setattr(run, "seconds_of_a_form", lambda *_: (10.0, 1e-3))
     monkeypatch.setattr(costs, "this_machine", lambda: (1e9, 1e9, 1e9))
     given: dict[str, Any] = {"device": "balanced", "max_memory": memory, "method": "rtn", "variants": 2, "screen": True}
-    asked = {"tasks": tasks, "limit": 2, "task_args": {"noise_items": 0}, "judge": False}
+    asked: dict[str, Any] = {"tasks": tasks, "limit": 2, "task_args": {"noise_items": 0}, "judge": False}
     plan = mc.plan(model=str(folder), **asked, **given)
     [planned] = [stage for stage in plan.stages if stage.stage == "screen"]
 
