@@ -57,6 +57,7 @@ READ = {
     "compressed_tensors.compressors.pack_quantized.base:unpack_from_int32": "4ad9c5eb4a6a",
     "compressed_tensors.quantization.lifecycle.forward_helpers:_dequantize": "41e4b97a454f",
     "compressed_tensors.compressors.nvfp4.base:unpack_fp4_from_uint8": "0aa9fccfc0ac",
+    "transformers.modeling_utils:PreTrainedModel.initialize_weights": "f5ae09209770",
     "gptqmodel.looper.loop_processor:": "fa032a51ad18",
     "gptqmodel.utils.threadx:_DeviceWorker._abort_process": "038fd3c7b860",
 }
