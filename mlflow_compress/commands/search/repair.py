@@ -464,7 +464,11 @@ class _Repair:
         path = recipe.written(home(self.tracker.uri) / "recipes", f"{stem}-raised-{number}{again}")
         self.say(f"[repair] makes a mixture with {number} of {len(allocation.choice)} groups raised")
         made = self._make(refused.variant({"method": MIXED, "recipe": str(path)}))
-        return replace(self._trial(allocation, made, costs), predicted=table.predicted(allocation.choice))
+        # Costs of single groups need not add up: the variant that was made last says by how much their sum is off.
+        last = self.trials[-1]
+        alone = table.predicted(last.choice)
+        scale = float(last.kl.mean()) / alone if alone else 1.0
+        return replace(self._trial(allocation, made, costs), predicted=scale * table.predicted(allocation.choice))
 
     def _make(self, variant: Combination) -> Made:
         sweep = self.refused.main.of_stage(SweepConfig, experiment=self.config.experiment, bits=AUTO, group_size=AUTO)

@@ -146,7 +146,7 @@ class RepairTrial:
     kl: float | None
     flips_pct: float | None
     search_kl: float  # On the search's text
-    predicted_kl: float | None  # The sum of its costs on that text; None where nothing was predicted
+    predicted_kl: float | None  # The sum of its costs there, scaled as the one made before; None: not predicted
     passed: bool  # Whether the policy passes it, beside all variants of its evaluation
     # What every gate reads, and those that fail
     reasons: tuple[str, ...]
