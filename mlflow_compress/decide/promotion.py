@@ -442,8 +442,8 @@ def _gate(entry: MetricGate) -> tuple[Gate, tuple[GateReading, ...]]:
                 got=entry.task or entry.bound,
             )
         return Gate(metric=entry.metric, bound=entry.limit, label=entry.metric, at_least=at_least), ()
-    # What every main run publishes; of KL where no item is above the clip.
-    if entry.task is None and entry.end == "upper" and entry.metric in (KL, FLIPS):
+    # What every main run publishes
+    if entry.task is None and entry.end == "upper" and entry.metric == FLIPS:
         return published_gate(entry.metric, entry.limit, at_least=at_least), ()
     reading = GateReading(metric=entry.metric, end=entry.end, task=entry.task or "", category=entry.category or "")
     value = replace(reading, end="value")

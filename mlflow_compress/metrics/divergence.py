@@ -8,11 +8,9 @@ from mlflow_compress.metrics.core.item_table import option_means
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import (
     TOO_LONG,
-    GateValue,
     MetricKey,
     keys_of,
     metric,
-    upper_end,
 )
 from mlflow_compress.metrics.core.requirements import ITEMS, OPTION_BOUNDS, OPTION_DISTANCES, VARIANT
 from mlflow_compress.metrics.kl_tail import mean_kl
@@ -33,7 +31,6 @@ KL = _nats(
     leaderboard=True,
     by_task=True,
     unscored=TOO_LONG,
-    gate=GateValue("gate/kl_upper", upper_end),
 )
 KL_REVERSE = _nats("kl_reverse_mean", "lower", "KL(variant || baseline), weighted as the KL.", by_category=False)
 JS = _nats("js_mean", "lower", "Jensen-Shannon divergence, weighted as the KL.", high=LN2, by_category=False)

@@ -252,10 +252,10 @@ def test_every_part_of_a_result_can_be_read(bound: str) -> None:
     assert one_end is None if bound == "value" else one_end is not None and one_end.value == 2.0
 
 
-def test_a_gate_on_the_mean_kl_itself_reads_the_end_that_is_published_for_gates() -> None:
+def test_a_gate_on_the_mean_kl_itself_reads_its_upper_end() -> None:
     found = gates_of(Policy(kl=None, margins=(), gates=(MetricGate(metric="distance/kl_mean", at_most=0.1),)))
-    assert [gate.metric for gate in found.gates] == ["gate/kl_upper"]  # type: ignore[union-attr]
-    assert found.readings == frozenset()
+    read = read_gates([MetricResult("distance/kl_mean", 0.02, 0.01, 0.05)], found.readings)
+    assert [read[gate.metric] for gate in found.gates] == [0.05]  # type: ignore[union-attr]
 
 
 def test_margins_are_distances_from_what_an_unchanged_variant_has() -> None:
