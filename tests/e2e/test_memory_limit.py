@@ -86,9 +86,10 @@ print(json.dumps(dict(evaluate(large, "after").metrics)))
 
 
 def test_a_model_larger_than_its_bound_is_evaluated_under_a_hard_limit(tmp_path: Path, no_fresh_process: None) -> None:
-    """The model has 270 MB in float32, and may take 40 MB: 100 MB are enough for it, and not for the whole model."""
+    """The model has 430 MB in float32 and may take 40 MB: a third is enough for it, with what a layer of 55 MB and the
+    processor's own kernels take (76 to 78 MB were measured, more on some machines), and not for the whole model."""
     folders = [tmp_path / name for name in ("small", "large")]
-    size = {"hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 5}
+    size = {"hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 8}
     for folder, sizes in zip(folders, ({}, size), strict=True):
         compress_model(str(make_llama(folder / "model", **sizes)), "fp16", None, [], folder / "variant")
     [file] = (tmp_path / "large" / "model").glob("*.safetensors")
@@ -104,10 +105,10 @@ def test_a_model_larger_than_its_bound_is_evaluated_under_a_hard_limit(tmp_path:
             command, cwd=tmp_path / name, env=environment, capture_output=True, text=True, check=False
         )
 
-    refused = evaluated("refused", mapped + 100)
+    refused = evaluated("refused", mapped + 145)
     assert refused.returncode == 1 and "There is not enough memory" in refused.stderr, refused.stderr[-3000:]
     whole = evaluated("whole", 0)
-    bounded = evaluated("bounded", mapped + 100, device="balanced", max_memory="cpu=40MB")
+    bounded = evaluated("bounded", mapped + 145, device="balanced", max_memory="cpu=40MB")
     assert whole.returncode == bounded.returncode == 0, (whole.stderr + bounded.stderr)[-3000:]
     assert "are fetched again in every pass" in bounded.stderr
     wanted, found = (json.loads(done.stdout.splitlines()[-1]) for done in (whole, bounded))
