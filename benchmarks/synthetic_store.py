@@ -88,7 +88,7 @@ def make_variant(
     client.set_terminated(run.info.run_id)
     below = {**tags, "stage": "evaluate", "mlflow.parentRunId": run.info.run_id}
     child = client.create_run(experiment, tags=below)
-    client.log_dict(child.info.run_id, results(tasks), "metrics.json")
+    client.log_dict(child.info.run_id, {"format": 1, "results": results(tasks)}, "metrics.json")
     if records is not None:
         log_records(tracker, child.info.run_id, records)
     client.set_terminated(child.info.run_id)

@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, get_type_hints
@@ -135,15 +135,28 @@ def read_typed(
     *,
     error: type[MlflowCompressError],
     fix: str | None = None,
+    optional: Collection[str] = (),
+) -> T:
+    """Return the object of a JSON file as a dataclass: see `dataclass_of`."""
+    return dataclass_of(read_json_object(path, error=error), path, kind, error=error, fix=fix, optional=optional)
+
+
+def dataclass_of(
+    content: Mapping[str, Any],
+    path: Path,
+    kind: type[T],
+    *,
+    error: type[MlflowCompressError],
+    fix: str | None = None,
     ignore: Collection[str] = (),
     optional: Collection[str] = (),
 ) -> T:
-    """Return the object of a JSON file as a dataclass, whose fields all have their declared types.
+    """Return what a JSON file holds as a dataclass, whose fields all have their declared types.
 
     `ignore` has names that the file has and the dataclass has not, `optional` fields that the file may lack. Any other
     difference is an `error`.
     """
-    stored = {name: value for name, value in read_json_object(path, error=error).items() if name not in ignore}
+    stored = {name: value for name, value in content.items() if name not in ignore}
     hints = get_type_hints(kind)
     wrong = sorted(stored.keys() - hints) or sorted(hints.keys() - stored.keys() - set(optional))
     if wrong:

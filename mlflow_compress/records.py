@@ -18,8 +18,10 @@ import pyarrow.parquet as pq
 
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import AlignmentError, DataError
+from mlflow_compress.formats import upgraded
 
-_ROWS = b"mlflow_compress.rows"  # metadata of a stored table: how many rows were written
+# Metadata of a stored table: how many rows were written, and in which format
+_ROWS, _FORMAT = b"mlflow_compress.rows", b"mlflow_compress.format"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Records:
     NAME: ClassVar[str]  # The class's name in small letters: "option_scores" of `OptionScores`
     SCHEMA: ClassVar[pa.Schema]
     KEY: ClassVar[tuple[str, ...]]
+    FORMAT: ClassVar[int] = 1  # Raised when a table's columns change: see `formats`
 
     def __init_subclass__(cls) -> None:
         cls.NAME = re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
@@ -95,7 +98,7 @@ class Records:
         path = folder / f"{self.NAME}.parquet"
         with atomic.writing(path) as sink:
             # The number of rows stays with a table that is cut by a tool, and a checksum tells a changed page.
-            told = self.table.replace_schema_metadata({_ROWS: str(len(self))})
+            told = self.table.replace_schema_metadata({_ROWS: str(len(self)), _FORMAT: str(self.FORMAT)})
             pq.write_table(told, sink, compression="zstd", write_page_checksum=True)
         return path
 
@@ -110,9 +113,14 @@ class Records:
             table.validate(full=True)
         except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError) as error:
             raise DataError(f"The {cls.NAME} records cannot be read: {error}", got=str(path)) from error
+        metadata = table.schema.metadata or {}
+        number = metadata.get(_FORMAT, str(cls.FORMAT).encode())  # another program's table has none
+        found = int(number) if number.isdigit() else number
+        again = "Run the evaluate stage again"
+        table = upgraded(path.name, table, found, cls.FORMAT, got=str(path), error=DataError, fix=again)
         if table.schema.names != cls.SCHEMA.names:
             raise DataError(f"{cls.NAME} records have the wrong columns", allowed=cls.SCHEMA.names, got=str(path))
-        written = (table.schema.metadata or {}).get(_ROWS)
+        written = metadata.get(_ROWS)
         if written is not None and written != str(table.num_rows).encode():
             allowed = f"{written.decode(errors='replace')} rows"
             raise DataError(f"The {cls.NAME} records are not whole", allowed=allowed, got=table.num_rows)

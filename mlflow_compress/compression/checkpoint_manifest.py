@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import CheckpointError
-from mlflow_compress.files import read_json_object, read_typed
+from mlflow_compress.files import dataclass_of, read_json_object
+from mlflow_compress.formats import upgraded
 from mlflow_compress.hashes import sha256_file, sha256_files
 from mlflow_compress.models import stored_weights
 
@@ -83,15 +84,11 @@ class CheckpointManifest:
             raise CheckpointError(
                 "The folder is not a finished compressed checkpoint: compression.json is missing", got=str(folder)
             )
-        version = read_json_object(path, error=CheckpointError).get("version")
-        if version != VERSION:
-            raise CheckpointError(
-                f"The manifest {path} is broken or of another version",
-                allowed=str(VERSION),
-                got=version,
-                fix="Compress the model again, into another folder or after deleting this one",
-            )
-        manifest = read_typed(path, cls, error=CheckpointError, ignore=("version",))
+        stored = read_json_object(path, error=CheckpointError)
+        fix = "Compress the model again, into another folder or after deleting this one"
+        found = stored.get("version")
+        stored = upgraded(MANIFEST_FILE, stored, found, VERSION, got=str(path), error=CheckpointError, fix=fix)
+        manifest = dataclass_of(stored, path, cls, error=CheckpointError, ignore=("version",))
         if verify:
             manifest._verify(Path(folder), again)
         return manifest

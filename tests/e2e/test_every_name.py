@@ -130,7 +130,7 @@ def model_artifacts(client: MlflowClient, model_id: str, path: str | None = None
 def of_run(client: MlflowClient, run: Run) -> Names:
     files = list(artifacts(client, run.info.run_id))
     stored = client.download_artifacts(run.info.run_id, "metrics.json") if "metrics.json" in files else None
-    results = [row["name"] for row in json.loads(Path(stored).read_text())] if stored else []
+    results = [row["name"] for row in json.loads(Path(stored).read_text())["results"]] if stored else []
     return {
         "run names": [plain(run.info.run_name)],
         "metrics": list(run.data.metrics),

@@ -119,7 +119,8 @@ def test_a_variant_that_was_evaluated_is_found_with_all_its_numbers(
         for run in (first, second)
     )
     assert second_values == first_values and first_values["distance/kl_mean"] > 0
-    exact = {r["name"]: r["value"] for r in tracker.fetch_json(first.info.run_id, "metrics.json") if not r["task"]}
+    stored = tracker.fetch_json(first.info.run_id, "metrics.json")["results"]
+    exact = {row["name"]: row["value"] for row in stored if not row["task"]}
     assert {name: first.data.metrics[name] for name in exact} == exact  # nothing is rounded on the way to the store
     same = (run_names.VERDICT, run_names.VARIANT, run_names.EVALUATION, run_names.BASELINE_RUN, run_names.FINGERPRINT)
     assert [second.data.tags[tag] for tag in same] == [first.data.tags[tag] for tag in same]
@@ -181,7 +182,8 @@ def test_the_noise_floor_is_from_a_sample_and_says_of_how_many(
     assert noise.items is not None and noise.option_scores is not None and len(noise.items) == 4
     assert set(noise.option_scores.column("item_id")) == set(noise.items.column("item_id"))
     for run in (baseline, evaluate):
-        rows = {r["name"]: r for r in tracker.fetch_json(run.info.run_id, "metrics.json") if r["task"] is None}
+        stored = tracker.fetch_json(run.info.run_id, "metrics.json")["results"]
+        rows = {row["name"]: row for row in stored if row["task"] is None}
         assert (rows["noise/flips_pct"]["n"], rows["noise/flips_pct"]["n_unscored"]) == (4, 0)
         assert (rows["noise/kl_mean"]["n"], rows["noise/kl_mean"]["n_unscored"]) == (4, 0)
         assert rows["noise/corpus_kl_mean"]["n"] == 4 * 31 < rows["quality/perplexity"]["n"]
@@ -207,7 +209,8 @@ def test_a_suite_whose_answers_are_all_generated_is_evaluated(
     runs = tracker.find_finished("evaluate")
     assert len(runs) == 3
     for run in runs:
-        results = {(r["name"], r["task"]): r for r in tracker.fetch_json(run.info.run_id, "metrics.json")}
+        stored = tracker.fetch_json(run.info.run_id, "metrics.json")["results"]
+        results = {(row["name"], row["task"]): row for row in stored}
         assert results["quality/accuracy", "exact"]["n"] == 3
 
 

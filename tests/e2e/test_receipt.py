@@ -92,7 +92,7 @@ def test_a_receipt_states_what_the_run_holds_and_is_the_same_file_every_time(des
     assert desk.file.read_bytes() == same.path.read_bytes()
     verified = desk.verify(key=desk.public, recompute=True)
     assert (verified.statement, verified.sha256, verified.signed_by) == (first.statement, first.sha256, first.signed_by)
-    figures = opened(store).fetch_json(run, "metrics.json")
+    figures = opened(store).fetch_json(run, "metrics.json")["results"]
     assert list(verified.to_rows()) == figures and verified.recomputed == len(figures) > 100
     assert verified.stated["verdict"] == "It moved." and verified.stated["environment"]["torch"] == "2.13.0"
     named = {one["name"] for one in verified.statement["subject"]}

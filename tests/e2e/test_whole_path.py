@@ -226,7 +226,7 @@ def test_metrics_can_be_recomputed_from_the_stored_records(world: World) -> None
             settings=MetricSettings(seed=42, split_seed=42),
         )
     )
-    stored = world.tracker.fetch_json(evaluate.info.run_id, "metrics.json")
+    stored = world.tracker.fetch_json(evaluate.info.run_id, "metrics.json")["results"]
     assert [(r.name, r.task, r.category, r.value) for r in again] == [
         (row["name"], row["task"], row["category"], row["value"]) for row in stored
     ]

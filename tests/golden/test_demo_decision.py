@@ -33,7 +33,7 @@ from mlflow_compress.commands.promote import run as promote
 from mlflow_compress.commands.shared import scores
 from mlflow_compress.commands.shared.inputs import read_manifest
 from mlflow_compress.commands.shared.past_runs import headline_of
-from mlflow_compress.commands.shared.stored import results_json
+from mlflow_compress.commands.shared.stored import metrics_file
 from mlflow_compress.decide.gates import DELTA, FLIPS, GATE_DROP, GATE_FLIPS, KL, gate_values
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard
 from mlflow_compress.decide.separation import ItemScores
@@ -130,7 +130,7 @@ def decided() -> str:
     tracker = SimpleNamespace(
         find_finished=lambda stage, **tags: [run_of(variant) for variant in variants.values()],
         child_ids=lambda run_id: {"evaluate": run_id},
-        fetch_json=lambda run_id, name: results_json(pooled(variants[run_id]).values()),
+        fetch_json=lambda run_id, name: metrics_file(pooled(variants[run_id]).values()),
         note_given_run=lambda name, note: None,
     )
     [command] = [line for block in blocks("run") for line in block.text.splitlines() if " promote " in line]

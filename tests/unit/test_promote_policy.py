@@ -11,7 +11,7 @@ import yaml
 import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.commands.shared.past_runs import skipped_tag
-from mlflow_compress.commands.shared.stored import results_json
+from mlflow_compress.commands.shared.stored import METRICS_FILE, METRICS_FORMAT, metrics_file, results_json
 from mlflow_compress.config import Policy
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
@@ -35,7 +35,7 @@ def children(tracker: Tracker, main_run: str, *, records: RunRecords, results: l
     tags[run_names.BASELINE_RUN] = run.run_id
     with tracker.run("evaluate", "evaluate", tags, own=False) as run:
         log_records(run, records)
-        run.log_json(results, "metrics.json")
+        run.log_json({"format": METRICS_FORMAT, "results": results}, METRICS_FILE)
 
 
 def log_records(run: TrackedRun, records: RunRecords) -> None:
@@ -104,7 +104,7 @@ def speed_run(tracker: Tracker, main_run: str, *, low: float | None, memory: flo
     with tracker.run("speed", "speed", tags, own=False) as run:
         run.set_tags(skipped_tag("only simulated") if low is None else {})
         run.log_params({"speed_runtime": "vLLM"} if found else {})
-        run.log_json(results_json(found), "metrics.json")
+        run.log_json(metrics_file(found), METRICS_FILE)
 
 
 def test_speed_and_memory_decide_and_what_was_not_timed_does_not_pass(tracker: Tracker) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlflow_compress import demo
 from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, model_label, model_path
-from mlflow_compress.commands.shared.stored import results_from_json
+from mlflow_compress.commands.shared.stored import METRICS_FILE, results_in, stored_results
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.promotion import EVERY_SLICE, Candidate, PolicyGates, read_gates
@@ -180,13 +180,13 @@ def _finished_children(tracker: Tracker, label: str, stages: Iterable[str]) -> d
 
 def results_of(tracker: Tracker, runs: Iterable[Any]) -> list[MetricResult]:
     """Return the results that some runs of stages have."""
-    return [result for run in runs for result in results_from_json(tracker.json_of(run, "metrics.json"))]
+    return [result for run in runs for result in results_in(tracker.json_of(run, METRICS_FILE), run.info.run_id)]
 
 
 def headline_of(tracker: Tracker, main_run: str) -> dict[str, MetricResult]:
     """Return the pooled results of a main run's evaluation by key; nothing where it has no evaluation."""
     evaluate = tracker.child_ids(main_run).get("evaluate")
-    return {} if evaluate is None else headline(results_from_json(tracker.fetch_json(evaluate, "metrics.json")))
+    return {} if evaluate is None else headline(stored_results(tracker, evaluate))
 
 
 def records_of(tracker: Tracker, main_run: str) -> RunRecords | str:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.inputs import task_settings
-from mlflow_compress.errors import AlignmentError
+from mlflow_compress.errors import AlignmentError, TrackingError
 from mlflow_compress.files import read_json_object
+from mlflow_compress.formats import upgraded
 from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.records import MetricResult
@@ -21,6 +22,8 @@ if TYPE_CHECKING:  # MLflow takes seconds to import, and files of answers are co
     from mlflow_compress.tracking.tracked_run import TrackedRun
     from mlflow_compress.tracking.tracker import Tracker
 
+METRICS_FILE = "metrics.json"
+METRICS_FORMAT = 1
 _FIELDS = tuple(field.name for field in fields(MetricResult))
 
 
@@ -35,9 +38,22 @@ def results_from_json(rows: Iterable[Mapping[str, Any]]) -> list[MetricResult]:
     return [MetricResult(*values(row)) for row in rows]
 
 
+def metrics_file(results: Iterable[MetricResult]) -> dict[str, Any]:
+    """Return the content of a run's `METRICS_FILE`."""
+    return {"format": METRICS_FORMAT, "results": results_json(results)}
+
+
+def results_in(content: Any, run_id: str) -> list[MetricResult]:
+    """Return the results in the content of a run's `METRICS_FILE`."""
+    found = content.get("format") if isinstance(content, dict) else None
+    again = "Run the stage again"
+    today = upgraded(METRICS_FILE, content, found, METRICS_FORMAT, got=f"run {run_id}", error=TrackingError, fix=again)
+    return results_from_json(today["results"])
+
+
 def stored_results(store: "Tracker", *run_ids: str) -> list[MetricResult]:
     """Return the results that the runs of stages hold, one run after the other."""
-    return [result for run_id in run_ids for result in results_from_json(store.fetch_json(run_id, "metrics.json"))]
+    return [result for run_id in run_ids for result in results_in(store.fetch_json(run_id, METRICS_FILE), run_id)]
 
 
 def read_account(store: "Tracker", run_id: str) -> Account:
@@ -48,7 +64,7 @@ def read_account(store: "Tracker", run_id: str) -> Account:
 def log_results(run: "TrackedRun", results: Sequence[MetricResult]) -> None:
     """Log the results of a stage: the few that are MLflow metrics, and all in a file."""
     run.log_results(logged(results))
-    run.log_json(results_json(results), "metrics.json")
+    run.log_json(metrics_file(results), METRICS_FILE)
 
 
 def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
