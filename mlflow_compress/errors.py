@@ -5,6 +5,7 @@ import errno
 import importlib.util
 import os
 import re
+import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -204,6 +205,7 @@ _NO_MEMORY = (
     "malloc of size",
     "MemoryError",
 )
+_NO_THREAD = ("can't start new thread", "The global thread pool has not been initialized")  # Python, and Rust (rayon)
 _ASKED = re.compile(
     r"(?:allocate |malloc of size )(\d+(?:\.\d+)? [KMGTPE]iB|\d+)"
 )  # torch on CPU and GPU, numpy, pyarrow
@@ -218,7 +220,8 @@ def machine_fault(error: BaseException) -> MachineError | None:
     if isinstance(error, MachineError):
         return None
     reason = error.__cause__ if isinstance(error, MlflowCompressError) else error
-    if reason is not None and _is_no_memory(reason):
+    if reason is not None and is_no_memory(reason):
+        _let_go(error)
         asked = _ASKED.search(str(reason))
         size = f" for another {asked[1]}{' bytes' if asked[1].isdecimal() else ''}" if asked else ""
         return MachineError(f"There is not enough memory{size}", got=_line(error), fix=_FIXES[errno.ENOMEM])
@@ -231,10 +234,19 @@ def machine_fault(error: BaseException) -> MachineError | None:
 
 
 def _is_no_thread(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and str(error).startswith("can't start new thread")
+    return str(error).startswith(_NO_THREAD) and type(error).__name__ in ("RuntimeError", "PanicException")
 
 
-def _is_no_memory(error: BaseException) -> bool:
+def _let_go(error: BaseException) -> None:
+    """Free what the frames behind an error hold, weights above all, so that there is memory to say what happened."""
+    behind: BaseException | None = error
+    while behind is not None:
+        traceback.clear_frames(behind.__traceback__)
+        behind = behind.__context__
+
+
+def is_no_memory(error: BaseException) -> bool:
+    """Return whether an error says, in whichever library's words, that memory ran out."""
     if _is_no_thread(error):  # a thread needs 8 MB for its stack; Python says the same of `ulimit -u`
         import resource  # not on Windows
 

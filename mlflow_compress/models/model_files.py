@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mlflow_compress.errors import CheckpointError, DataError, MissingDependencyError, MlflowCompressError
+from mlflow_compress.errors import CheckpointError, DataError, MissingDependencyError, MlflowCompressError, is_no_memory
 from mlflow_compress.files import read_json_object
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -35,7 +35,8 @@ def library_errors(what: str, got: object, *, fix: str | None = None) -> Iterato
     - `what`: The beginning of the sentence: "The checkpoint cannot be loaded".
     - `got`, `fix`: As `MlflowCompressError` has them.
 
-    Only such calls belong into the block: what our own code raises there would be blamed on the user's files.
+    Only such calls belong into the block: what our own code raises there would be blamed on the user's files. Where
+    memory ran out no file is at fault, and looking for one would need more of it: that is raised as it is.
     """
     try:
         yield
@@ -44,9 +45,13 @@ def library_errors(what: str, got: object, *, fix: str | None = None) -> Iterato
     except ImportError as error:
         raise MissingDependencyError(f"The checkpoint's format needs a package: {error}", got=str(got)) from error
     except Exception as error:
+        if is_no_memory(error):
+            raise
         raise CheckpointError(f"{what}: {_in_words(error)}", got=got, fix=fix) from error
     except BaseException as error:
         if type(error).__name__ == "PanicException":  # of Rust; it is no `Exception`
+            if is_no_memory(error):
+                raise MemoryError(str(error)) from error
             raise CheckpointError(f"{what}: {error}", got=got, fix=fix) from error
         raise
 

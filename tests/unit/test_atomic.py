@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from mlflow_compress.commands.main.stages import Progress
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
 from mlflow_compress.errors import CheckpointError, ConfigError, MachineError, machine_fault
 from mlflow_compress.files import alone_with
+from mlflow_compress.models.model_files import library_errors
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
@@ -228,8 +230,14 @@ def test_the_systems_words_for_no_memory_are_known(raised: Exception, words: str
 
 def test_a_thread_that_does_not_start_under_a_limit_on_memory_lacks_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda what: (10**9, 10**9))
-    found = machine_fault(RuntimeError("can't start new thread"))
-    assert found is not None and "There is not enough memory" in str(found)
+    rust = type("PanicException", (BaseException,), {})(
+        "The global thread pool has not been initialized.: kind: IOError"
+    )
+    for raised in (RuntimeError("can't start new thread"), rust):
+        found = machine_fault(raised)
+        assert found is not None and "There is not enough memory" in str(found)
+    with pytest.raises(MemoryError), library_errors("The tokenizer cannot be read", "model"):
+        raise rust
 
 
 def test_after_a_lack_of_memory_only_other_faults_of_the_end_are_shown() -> None:
@@ -295,3 +303,22 @@ def test_no_estimate_comes_from_a_run_during_which_the_clock_was_set_back(tracke
     tracker.client.set_terminated(run.run_id, "FINISHED", end_time=1000)
     Progress(tracker, "demo", said.append).begin("evaluate", 1, 1)
     assert "no estimate" in said[0]
+
+
+def test_what_the_failed_work_held_is_freed_before_the_error_is_said() -> None:
+    """Otherwise nothing is left for the message: the frames behind an error hold the weights that did not fit."""
+
+    class Weights: ...
+
+    loaded = []
+
+    def load() -> None:
+        weights = Weights()
+        loaded.append(weakref.ref(weights))
+        with library_errors("The checkpoint cannot be loaded", "model"):
+            raise MemoryError
+
+    with pytest.raises(MemoryError) as raised:  # no file is at fault, and none is searched for one
+        load()
+    assert loaded[0]() is not None
+    assert "There is not enough memory" in str(machine_fault(raised.value)) and loaded[0]() is None
