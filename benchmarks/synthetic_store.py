@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlflow.entities import LoggedModelOutput, Metric, RunTag
 
+from mlflow_compress.commands.shared.stored import METRICS_FILE, METRICS_FORMAT
 from mlflow_compress.records import RunRecords
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
@@ -88,7 +89,7 @@ def make_variant(
     client.set_terminated(run.info.run_id)
     below = {**tags, "stage": "evaluate", "mlflow.parentRunId": run.info.run_id}
     child = client.create_run(experiment, tags=below)
-    client.log_dict(child.info.run_id, {"format": 1, "results": results(tasks)}, "metrics.json")
+    client.log_dict(child.info.run_id, {"format": METRICS_FORMAT, "results": results(tasks)}, METRICS_FILE)
     if records is not None:
         log_records(tracker, child.info.run_id, records)
     client.set_terminated(child.info.run_id)

@@ -54,14 +54,16 @@ def test_a_file_of_the_format_before_is_read_through_one_step_and_stays_as_it_wa
     assert results_in({"format": 1, "rows": new["results"]}, "r") == results_in(new, "r") == RESULTS
 
 
-def test_a_kill_within_a_step_loses_nothing(tmp_path: Path, next_format: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_within_a_step_loses_nothing(
+    tmp_path: Path, next_format: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_first_format(tmp_path)
     steps = dict(formats.STEPS)
 
-    def killed(stored: pa.Table) -> pa.Table:
+    def interrupted(stored: pa.Table) -> pa.Table:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(formats.STEPS, ("embeddings.parquet", 1), killed)
+    monkeypatch.setitem(formats.STEPS, ("embeddings.parquet", 1), interrupted)
     with pytest.raises(KeyboardInterrupt):
         Embeddings.read(tmp_path)
     monkeypatch.setattr(formats, "STEPS", steps)
