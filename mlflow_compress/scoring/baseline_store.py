@@ -25,7 +25,7 @@ from safetensors.torch import load, load_file, save
 
 from mlflow_compress import files as atomic
 from mlflow_compress.errors import AlignmentError, StoreError, UnsupportedError
-from mlflow_compress.files import read_json_object, read_typed
+from mlflow_compress.files import dataclass_of, read_json_object
 from mlflow_compress.hashes import sha256_file
 from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.models.placement import sent_to
@@ -311,10 +311,11 @@ class StateStore:
         folder = Path(folder)
         if not (folder / MANIFEST).is_file():
             raise StoreError("No finished baseline store", got=str(folder), fix="Evaluate the baseline first")
-        version = read_json_object(folder / MANIFEST, error=StoreError).get("format")
-        if version != FORMAT:
-            raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=version)
-        manifest = read_typed(folder / MANIFEST, StoreManifest, error=StoreError, fix="Evaluate the baseline again")
+        path, again = folder / MANIFEST, "Evaluate the baseline again"
+        stored = read_json_object(path, error=StoreError)
+        if stored.get("format") != FORMAT:
+            raise StoreError("The baseline store has another format", allowed=str(FORMAT), got=stored.get("format"))
+        manifest = dataclass_of(stored, path, StoreManifest, error=StoreError, fix=again)
         kinds = {"file": str, "rows": int, "bytes": int, "sha256": str}
         for shard in manifest.shards:
             if not all(isinstance(shard.get(name), kind) for name, kind in kinds.items()):
