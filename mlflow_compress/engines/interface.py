@@ -29,6 +29,7 @@ class Abilities:
     whole_distributions: bool = True
     served: bool = False  # Reaches models by an address; the others read a folder or a hub id
     places_itself: bool = False  # Chooses devices itself, so that device=balanced means nothing
+    here: bool = True  # Computes in this process
     own_kernels: bool = False  # A baseline is also scored under transformers: the engine's own distance
     repeats: bool = True  # Gives the same numbers twice; a variant of an engine that does not is asked twice
 

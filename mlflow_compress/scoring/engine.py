@@ -176,7 +176,7 @@ class InThisProcess:
     """Runs passes with a loaded model: in this process, or in several forks of it."""
 
     def __init__(self, loaded: LoadedModel, processes: int) -> None:
-        self._body, self._head, self.whole_model_reason = _split(loaded)
+        self._body, self._head, self.whole_model_reason = split_for_passes(loaded)
         self._configuration = loaded.configuration()
         # Forks would fetch offloaded weights once each, and hold as many layers at once.
         self._processes = 1 if is_offloaded(loaded.model) else processes
@@ -193,7 +193,7 @@ class InThisProcess:
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
         base = work.baseline
-        compared = ModelRunner(*_split(base)[:2]) if isinstance(base, LoadedModel) else base
+        compared = ModelRunner(*split_for_passes(base)[:2]) if isinstance(base, LoadedModel) else base
         if isinstance(self._body, BodyByLayer):
             self._body.say_reads(work.plan, group_units(work.plan, work.head_rows))
             self._body.journal, self._body.seconds = work.resume and work.resume[0], work.seconds
@@ -252,7 +252,7 @@ def scorers_of_forms(loaded: LoadedModel, forms: Sequence[Form], config: Scoring
     return [Scorer(loaded, config, _OneForm(whole, number, run)) for number in range(len(forms))]
 
 
-def _split(loaded: LoadedModel) -> tuple[Body, LanguageModelHead, str | None]:
+def split_for_passes(loaded: LoadedModel) -> tuple[Body, LanguageModelHead, str | None]:
     """Return what `split_body_and_head` does; the body of a model with offloaded weights runs layer by layer."""
     body, head, whole_model_reason = split_body_and_head(loaded.model)
     if is_offloaded(loaded.model):

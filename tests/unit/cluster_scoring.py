@@ -25,6 +25,7 @@ from mlflow_compress.models.loading import LoadConfig, load_model, open_light
 from mlflow_compress.records import Generations, RunRecords
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.forward.by_layer import BodyByLayer
 from mlflow_compress.scoring.generation.generate import generate_two_turns
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from tests.unit.scoring_models import TEXT, load_random, mixed_requests
@@ -48,9 +49,10 @@ def here(folder: Path) -> Any:
     return load_model(LoadConfig(path=str(folder), device="cpu"))
 
 
-def on(workers: Workers) -> Opened:
+def on(workers: Workers, **placed: Any) -> Opened:
     """Return what opens a model on workers."""
-    return lambda folder: RemoteModel.of(open_light(LoadConfig(path=str(folder), device="cpu")), workers=workers)
+    config = {"device": "cpu", **placed}
+    return lambda folder: RemoteModel.of(open_light(LoadConfig(path=str(folder), **config)), workers=workers)
 
 
 def scored(scorer: Scorer, **how: Any) -> RunRecords:
@@ -102,6 +104,28 @@ class DyingWorker(ClusterWorker):
     def decode(self, *arguments: Any) -> Any:
         self._dies("answers")
         return super().decode(*arguments)
+
+
+class CountingWorker(ClusterWorker):
+    """Writes down how often each shard has read the layers: a line a shard."""
+
+    def score(self, ref: ModelRef, task: ShardTask, head: Any, rows: Any) -> Any:
+        body = self._parts(ref)[0]
+        assert isinstance(body, BodyByLayer)
+        sweep, n_sweeps = body._sweep, 0
+
+        def counted(*args: Any) -> Any:
+            nonlocal n_sweeps
+            n_sweeps += 1
+            return sweep(*args)
+
+        body._sweep = counted  # type: ignore[method-assign]
+        try:
+            return super().score(ref, task, head, rows)
+        finally:
+            body._sweep = sweep  # type: ignore[method-assign]
+            with Path(os.environ["READS"]).open("a") as file:
+                file.write(f"{n_sweeps}\n")
 
 
 @contextmanager
@@ -174,6 +198,9 @@ def main(mode: str, folder: Path) -> int:
     elif mode == "dying":
         with workers_of(DyingWorker) as workers:
             evaluate(on(workers), folder, out)
+    elif mode == "layers":
+        with workers_of(CountingWorker) as workers:
+            evaluate(on(workers, device="balanced", max_memory={"cpu": "100KB"}), folder, out)
     elif mode in ("killed", "head"):
         with workers_of(HeldWorker, folder / f"go-on-{mode}", address=os.environ.get(ADDRESS)) as workers:
             evaluate(on(workers), folder, out, resume=folder / f"unfinished-{mode}")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -113,6 +114,16 @@ def test_workers_that_are_killed_change_nothing(folder: Path) -> None:
     finish(start("dying", folder, MARKS=str(marks)))
     assert {mark.name for mark in marks.iterdir()} == {"base", "variant", "answers"}
     assert_same(folder / "one", folder / "dying")
+
+
+@pytest.mark.ci
+def test_workers_score_a_model_that_does_not_fit_layer_by_layer(folder: Path) -> None:
+    reads = folder / "reads"
+    said = finish(start("layers", folder, READS=str(reads)))
+    assert_same(folder / "one", folder / "layers")
+    assert set(reads.read_text().split()) == {"1"}, "a shard is one sweep"
+    n_said = [int(n) for n in re.findall(r"Layer by layer on 2 workers: (\d+) x", said)]
+    assert sum(n_said) == len(reads.read_text().split()) and max(n_said) > 2
 
 
 def parts(unfinished: Path) -> dict[Path, bytes]:

@@ -16,15 +16,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_compress.config import EngineConfig
+from mlflow_compress.config import EngineConfig, SourceConfig
+from mlflow_compress.engines.interface import ModelRequest
 from mlflow_compress.engines.ray import workers as head_watch
 from mlflow_compress.engines.ray import workers as workers_module
-from mlflow_compress.engines.ray.cluster_worker import ShardResult, cut_into_shards, shards_for
+from mlflow_compress.engines.ray.cluster_worker import ShardResult, cut_into_shards, shards_by_layer, shards_for
+from mlflow_compress.engines.ray.remote_model import RayEngine
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers, connected
 from mlflow_compress.errors import ConfigError, DataError, MissingDependencyError, StoreAwayError, WorkerError
 from mlflow_compress.scoring import baseline_store
 from mlflow_compress.scoring.engine import Scorer, ScoringConfig
 from mlflow_compress.scoring.forward.body import split_body_and_head
+from mlflow_compress.scoring.forward.by_layer import StateSizes
 from mlflow_compress.scoring.journal import PassParts, joined_arrays
 from mlflow_compress.scoring.plan.packing import NO_PREFIX, PackedBatch, Plan, group_units, plan_batches, plan_packs
 from mlflow_compress.scoring.scoring_pass import ModelRunner, ScoringPass, Targets
@@ -113,6 +116,29 @@ def test_shards_are_few_where_small_ones_would_compute_much_twice() -> None:
     texts = [np.full(12, i, dtype=np.int32) for i in range(20)]
     plain = plan_batches(texts, [3] * 20, batch_tokens=12)
     assert len(shards_for(plain, targets_of(plain), 1, range(20), 2)) == 20
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.4, 1.0])
+def test_shards_of_a_model_that_does_not_fit_are_as_few_as_the_room_allows(share: float) -> None:
+    plan = plan_packs(*subjects(4), batch_tokens=30, min_shared=8)
+    groups = group_units(plan, 1)
+    sizes = StateSizes(width=8, row=8, waiting=0)
+    taken = [sizes.taken_by(plan, group) for group in groups]
+    room = int(share * sum(taken))
+    shards = shards_by_layer(plan, targets_of(plan), 1, range(len(groups)), 2, sizes, room)
+    assert [n for shard in shards for n in range(shard.first, shard.stop)] == list(range(len(groups)))
+    alone = len(shards) == len(groups)
+    assert alone or all(sum(taken[shard.first : shard.stop]) <= room for shard in shards)
+    fewer = cut(plan, 1, len(shards) - 2) if len(shards) > 2 else []
+    assert not fewer or max(sum(taken[shard.first : shard.stop]) for shard in fewer) > room
+
+
+def test_workers_that_spread_a_model_are_told_how_much_memory_is_theirs() -> None:
+    request = ModelRequest(address="demo", source=SourceConfig(device="balanced"))
+    started = RayEngine()
+    started._workers = SimpleNamespace(device="cpu")  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="how much of it is its own"):
+        started.open(request)
 
 
 def run(runner: ModelRunner, plan: Plan, targets: Targets) -> dict[str, np.ndarray]:

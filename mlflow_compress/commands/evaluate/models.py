@@ -55,8 +55,8 @@ def engine_started(running: EngineConfig, source: SourceConfig, workers: Any = N
 def cores_shared_out(running: EngineConfig, source: SourceConfig) -> AbstractContextManager[None]:
     """Return a block within which forks of one thread share the passes of a small baseline that runs here, on a CPU."""
     abilities = engine_of_files(running.engine).abilities
-    here = not (abilities.places_itself or abilities.own_kernels)
-    return passes_in_forks() if here and is_small(source) else nullcontext()
+    in_forks = abilities.here and not abilities.own_kernels and is_small(source)
+    return passes_in_forks() if in_forks else nullcontext()
 
 
 def light(path: str, source: SourceConfig, inference: InferenceConfig) -> LocalModel:

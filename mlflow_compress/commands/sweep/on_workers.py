@@ -17,6 +17,7 @@ from mlflow_compress.home import VARIABLE as HOME
 from mlflow_compress.home import home
 from mlflow_compress.judges.session import KEY_VARIABLE
 from mlflow_compress.kept import keeping
+from mlflow_compress.models.placement import BALANCED
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import is_alive, own_name
 from mlflow_compress.tracking.tracker import Tracker
@@ -162,6 +163,8 @@ def make_on_workers(
 def _on_worker(variant: PreparedVariant, device: str, n_shares: int) -> PreparedVariant:
     """Return the variant as a worker makes it: in its own process, on its device, with its share of judge calls."""
     judging = variant.asked.config.judging
+    if variant.asked.config.source.device == BALANCED:
+        device = BALANCED
     per_minute = {
         name: max(1, value // n_shares)
         for name in ("judge_requests_per_minute", "judge_tokens_per_minute")

@@ -6,7 +6,7 @@ A pass is cut into shards; each is a plan of its own, which can be sent away and
 import gc
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,11 @@ from mlflow_compress.scoring.baseline_store import (
     SentStates,
     head_file,
 )
+from mlflow_compress.scoring.engine import split_for_passes
 from mlflow_compress.scoring.engine_identity import code_identity, package_hash
-from mlflow_compress.scoring.forward.body import reason_not_to_pack, split_body_and_head
+from mlflow_compress.scoring.forward.body import Body, reason_not_to_pack
+from mlflow_compress.scoring.forward.by_layer import BodyByLayer, StateSizes, say_reads
+from mlflow_compress.scoring.forward.head import LanguageModelHead
 from mlflow_compress.scoring.generation.decoding import GenerationJob, decode
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig, GenerationRow
 from mlflow_compress.scoring.journal import Arrays, joined_arrays
@@ -60,6 +63,23 @@ def shards_for(plan: Plan, targets: Targets, head_rows: int, missing: Sequence[i
         again = sum(pack.n_tokens for shard in shards for pack in shard.plan.before)
         if again <= _MOST_AGAIN * sum(shard.n_tokens for shard in shards):
             break
+    return shards
+
+
+def shards_by_layer(
+    plan: Plan, targets: Targets, head_rows: int, missing: Sequence[int], n_workers: int, sizes: StateSizes, room: int
+) -> list[_Shard]:
+    """Return the groups `missing` in shards of one sweep through the layers each: as few as `room` allows.
+
+    A worker reads the weights once for each shard. Every worker gets about as many of them.
+    """
+    groups = group_units(plan, head_rows)
+    for per_worker in count(1):
+        shards = cut_into_shards(plan, targets, head_rows, missing, per_worker * n_workers)
+        taken = [sum(sizes.taken_by(plan, group) for group in groups[shard.first : shard.stop]) for shard in shards]
+        if max(taken, default=0) <= room or len(shards) == len(missing):
+            break
+    say_reads(len(shards), sizes.waiting, max(taken, default=0), f" on {n_workers} workers")
     return shards
 
 
@@ -174,6 +194,7 @@ class ModelFacts:
 
     whole_model_reason: str | None  # As in `Execution`
     stored_config: dict[str, Any]  # As in `LoadedModel`
+    by_layer: StateSizes | None  # Where it is scored layer by layer, because it does not fit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +215,7 @@ class ClusterWorker:
         self._device = torch.device(device)
         self._ref: ModelRef | None = None
         self._loaded: LoadedModel | None = None
+        self._split: tuple[Body, LanguageModelHead, str | None] | None = None  # Of the model
         self._head: SentHead | None = None
 
     def describe(self) -> dict[str, str]:
@@ -207,11 +229,12 @@ class ClusterWorker:
 
     def facts(self, ref: ModelRef) -> ModelFacts:
         """Return what is known of a model once it is loaded."""
-        loaded = self._model(ref)
-        return ModelFacts(split_body_and_head(loaded.model)[2], loaded.stored_config)
+        body, _, whole_model_reason = self._parts(ref)
+        sizes = body.sizes if isinstance(body, BodyByLayer) else None
+        return ModelFacts(whole_model_reason, self._model(ref).stored_config, sizes)
 
     def reason_not_to_pack(self, ref: ModelRef, max_length: int) -> str | None:
-        return reason_not_to_pack(split_body_and_head(self._model(ref).model)[0], max_length)
+        return reason_not_to_pack(self._parts(ref)[0], max_length)
 
     def head_file(self, ref: ModelRef) -> bytes:
         return head_file(self._model(ref).model)
@@ -220,11 +243,9 @@ class ClusterWorker:
         self, ref: ModelRef, task: ShardTask, head: SentHead | None, rows: npt.NDArray[np.uint8] | None
     ) -> ShardResult:
         """Score a shard, and compare it with the baseline whose head and rows are given."""
-        loaded = self._model(ref)
-        body, model_head, _ = split_body_and_head(loaded.model)
-        captured = CapturedStates(loaded) if task.captures else None
+        captured = CapturedStates(self._model(ref)) if task.captures else None
         scoring = ScoringPass(
-            runner=ModelRunner(body, model_head),
+            runner=ModelRunner(*self._parts(ref)[:2]),
             head_rows=task.head_rows,
             capture=captured,
             baseline=SentStates(self._kept(head), rows) if head is not None and rows is not None else None,
@@ -249,7 +270,7 @@ class ClusterWorker:
         return rows
 
     def release(self) -> None:
-        self._loaded = self._ref = self._head = None
+        self._loaded = self._ref = self._split = self._head = None
         gc.collect()  # modules have reference cycles
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -266,6 +287,13 @@ class ClusterWorker:
                 )
             self._loaded, self._ref = loaded, ref
         return self._loaded
+
+    def _parts(self, ref: ModelRef) -> tuple[Body, LanguageModelHead, str | None]:
+        """Return what `split_for_passes` does, once a model: it tries out what the model can."""
+        loaded = self._model(ref)
+        if self._split is None:
+            self._split = split_for_passes(loaded)
+        return self._split
 
     def _kept(self, head: SentHead) -> SentHead:
         """Return the head that is rebuilt already, if it is the same."""

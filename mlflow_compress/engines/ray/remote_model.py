@@ -15,9 +15,10 @@ from mlflow_compress.engines.file_model import FileModel, open_request
 from mlflow_compress.engines.interface import Abilities, ModelRequest, engine
 from mlflow_compress.engines.ray import cluster_worker
 from mlflow_compress.engines.ray.workers import WorkerCall, Workers, started_workers
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.length_regimes import LengthRegime, length_regimes
 from mlflow_compress.models.loading import LightModel, LoadedModel
+from mlflow_compress.models.placement import BALANCED, room_for_states
 from mlflow_compress.scoring.baseline_store import SentHead, as_bytes
 from mlflow_compress.scoring.engine import Baseline, PassWork
 from mlflow_compress.scoring.generation.decoding import GenerationJob
@@ -31,14 +32,15 @@ class RemoteModel(FileModel):
 
     workers: Workers
 
-    abilities = Abilities(places_itself=True)
+    abilities = Abilities(here=False)
 
     @classmethod
     def of(cls, light: LightModel, **more: Workers) -> Self:
-        """Return the model on the device of its `workers`."""
+        """Return the model on the device of its `workers`, or spread over that and its machine's memory and disk."""
         at = more["workers"].device
         device = torch.device("cuda:0" if at == "cuda" else at)
-        return super().of(replace(light, device=device, config=replace(light.config, device=at)), **more)
+        config = light.config if light.config.device == BALANCED else replace(light.config, device=at)
+        return super().of(replace(light, device=device, config=config), **more)
 
     @property
     def rounding(self) -> dict[str, str]:
@@ -112,7 +114,12 @@ class _ShardedExecution:
             return work.empty(), 0
         parts = work.parts()
         missing = parts.missing()
-        shards = cluster_worker.shards_for(work.plan, work.targets, work.head_rows, missing, self._workers.n)
+        cut = work.plan, work.targets, work.head_rows, missing, self._workers.n
+        sizes = self._model.loaded_facts.by_layer
+        if sizes is None:
+            shards = cluster_worker.shards_for(*cut)
+        else:
+            shards = cluster_worker.shards_by_layer(*cut, sizes, room_for_states(self._model.config.max_memory))
         rows = baseline.rows_of(work.plan.keys) if baseline is not None else np.zeros(0, np.int64)
         head = self._workers.share(SentHead.of(baseline)) if baseline is not None and shards else None
         n_splits = 0
@@ -171,5 +178,12 @@ class RayEngine:
 
     def open(self, request: ModelRequest) -> RemoteModel:
         assert self._workers is not None, "engine=ray is used outside of a block of `started`"
-        device = self._workers.device
-        return RemoteModel.of(open_request(request, device="cpu", computes_on=device), workers=self._workers)
+        spread = request.source.device == BALANCED
+        if spread and "cpu" not in request.source.max_memory:
+            raise ConfigError(
+                "Workers may share a machine's memory, so each must know how much of it is its own",
+                allowed="device=balanced with max_memory, such as cpu=20GiB",
+                got=f"max_memory={request.source.max_memory or 'none'}",
+            )
+        opened = open_request(request, device=BALANCED if spread else "cpu", computes_on=self._workers.device)
+        return RemoteModel.of(opened, workers=self._workers)

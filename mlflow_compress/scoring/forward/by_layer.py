@@ -10,6 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,25 @@ _JOURNAL = (
 )
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateSizes:
+    """Bytes of the hidden states between two layers, and of the weights that are read for them."""
+
+    width: int  # The states of one token
+    row: int  # What `run` returns at a scored position
+    waiting: int  # The weights that are read once a sweep
+
+    def taken_by(self, plan: Plan, group: UnitGroup) -> int:
+        """Return the most that a sweep holds of a group: the states behind each layer, then what `run` returns."""
+        return sum(max(n_states(unit) * self.width, n_scored_rows(unit) * self.row) for unit in plan.units[group.units])
+
+
+def say_reads(n_sweeps: int, waiting: int, most: int, where: str = "") -> None:
+    """Say how often the waiting weights are read, and what the hidden states of a sweep take at most."""
+    text = "Layer by layer%s: %d x %.2f GB of weights are read, up to %.2f GB of hidden states are in memory"
+    logger.warning(text, where, n_sweeps, waiting / 1e9, most / 1e9)
 
 
 class _Reached(Exception):  # noqa: N818 - it ends a forward pass, and is no error
@@ -95,7 +115,7 @@ class BodyByLayer(Body):
     def __init__(self, body: Body, room: int) -> None:
         super().__init__(body.model)
         self._whole, self._last_layer = body, body._last_layer
-        self.room, self.returns_log_probs = room, isinstance(body, WholeModelBody)
+        self.room = room
         self.journal: Path | None = None
         self.seconds = 0.0
         self.forms: Sequence[Form] = ()
@@ -107,6 +127,13 @@ class BodyByLayer(Body):
         self._ready: dict[int, list[Tensor]] = {}
         name, layers = decoder_layers(self.model) or ("", torch.nn.ModuleList())
         self._layers = list(layers)
+        config = self.model.config.get_text_config(decoder=True)
+        width = int(config.hidden_size) * int(self.model.dtype.itemsize)
+        self.sizes = StateSizes(
+            width=width,
+            row=4 * int(config.vocab_size) if isinstance(body, WholeModelBody) else width,  # which returns ln p
+            waiting=sum(p.nbytes for layer in layers for p in layer.parameters() if p.device.type == "meta"),
+        )
         self._stands = {f"{name}.{n}": _Stand(self, n, layer) for n, layer in enumerate(layers)}
 
     @property
@@ -159,13 +186,11 @@ class BodyByLayer(Body):
 
     def say_reads(self, plan: Plan, groups: Sequence[UnitGroup]) -> None:
         """Say how often the waiting weights are read for a plan, and what its hidden states take at most."""
-        waiting = sum(p.nbytes for layer in self._layers for p in layer.parameters() if p.device.type == "meta")
         taken = [
             sum(sweep_bytes(self, plan, groups[n]) for n in sweep)
             for sweep in sweeps([self], plan, groups, range(len(groups)))
         ]
-        text = "Layer by layer: %d x %.2f GB of weights are read, up to %.2f GB of hidden states are in memory"
-        logger.warning(text, len(taken), waiting / 1e9, max(taken, default=0) / 1e9)
+        say_reads(len(taken), self.sizes.waiting, max(taken, default=0))
 
     def _sweep(
         self, work: list[tuple[Unit, int | None]], attention: TreeAttention, last_use: dict[int, list[int]]
@@ -282,12 +307,8 @@ def sweeps(
 
 
 def sweep_bytes(body: BodyByLayer, plan: Plan, group: UnitGroup) -> int:
-    """Return the most bytes that a sweep holds of a group: the states behind each layer, then what `run` returns."""
-    config = body.model.config.get_text_config(decoder=True)
-    width = int(config.hidden_size) * int(body.model.dtype.itemsize)
-    row = 4 * int(config.vocab_size) if body.returns_log_probs else width
-    states = sum(max(n_states(unit) * width, n_scored_rows(unit) * row) for unit in plan.units[group.units])
-    return max(1, len(body.forms)) * states
+    """Return the most bytes that a sweep holds of a group, of all forms of the layers."""
+    return max(1, len(body.forms)) * body.sizes.taken_by(plan, group)
 
 
 def body_by_layer(body: Body, room: int) -> tuple[Body, str | None]:
