@@ -227,7 +227,7 @@ def check(folder: Path, allowed: str, method: str) -> dict[str, Any]:
     flops = 2 * costs.scoring_operations(shape, work) / (before + known_seconds())
     given = {"device": "balanced", "max_memory": f"cpu={allowed}", "machine_args": {"device_tflops": flops / 1e12}}
     if variants:
-        given |= {"method": method, "bits": 4 if method == "rtn" else 16, "variants": len(variants), "screen": True}
+        given |= {"method": method, "bits": 4 if method == "rtn" else 16, "variants": len(variants), "save": "passing"}
     plan = mc.plan(model=str(folder), tasks=tasks, limit=12, task_args={"noise_items": 0}, judge=False, **given)
     planned = next(stage for stage in plan.stages if stage.stage == ("screen" if variants else "baseline"))
     whole = sum(file.stat().st_size for file in (states if variants else folder).glob("*.safetensors"))

@@ -942,7 +942,7 @@ def plan(
     answer_args: str | Mapping[str, object] = {},
     judges: str | Sequence[object] = "all",
     judge: bool = True,
-    screen: bool = False,
+    save: Literal["all", "passing", "winner"] = "all",
     devices: int = 1,
     machine_args: str | Mapping[str, object] = {},
     experiment: str = "auto",
@@ -1042,9 +1042,10 @@ def plan(
         judges of the answers, comma-separated; 'all' is every installed one but pairwise [all]
     judge
         run the judge stage [true]
-    screen
-        device=balanced: score variants whose method reads no calibration text first, in one read of the
-        baseline's weights; those that the policy fails are not made [false]
+    save
+        device=balanced: which variants are made; but for 'all', those whose method reads no calibration text are
+        scored first, in one read of the baseline's weights: 'passing' makes what the policy does not fail,
+        'winner' of these only the smallest that passes (all | passing | winner) [all]
     devices
         GPUs, or machines without one [1]
     machine_args
@@ -1841,7 +1842,7 @@ def sweep(
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
     policy: PolicyLike | None = None,
-    screen: bool = False,
+    save: Literal["all", "passing", "winner"] = "all",
     dry_run: Literal[False] = False,
     experiment: str = "auto",
 ) -> Sweep:
@@ -2029,9 +2030,10 @@ def sweep(
         path (auto | true | false) [auto]
     policy
         YAML file that says which variant to ship; none: the default policy of promote [none]
-    screen
-        device=balanced: score variants whose method reads no calibration text first, in one read of the
-        baseline's weights; those that the policy fails are not made [false]
+    save
+        device=balanced: which variants are made; but for 'all', those whose method reads no calibration text are
+        scored first, in one read of the baseline's weights: 'passing' makes what the policy does not fail,
+        'winner' of these only the smallest that passes (all | passing | winner) [all]
     dry_run
         show the plan with estimates of time and disk, and do nothing [false]
     experiment
@@ -2082,7 +2084,7 @@ def sweep(
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
     policy: PolicyLike | None = None,
-    screen: bool = False,
+    save: Literal["all", "passing", "winner"] = "all",
     dry_run: Literal[True],
     experiment: str = "auto",
 ) -> SweepPlan: ...
@@ -2131,7 +2133,7 @@ def sweep(
     speed: bool = True,
     log_weights: Literal["auto", "true", "false"] = "auto",
     policy: PolicyLike | None = None,
-    screen: bool = False,
+    save: Literal["all", "passing", "winner"] = "all",
     dry_run: bool,
     experiment: str = "auto",
 ) -> Sweep | SweepPlan: ...

@@ -100,7 +100,13 @@ def test_a_plan_says_what_screening_reads_writes_and_holds(
     tasks, memory = str(demo.DATA_DIR / "choice.jsonl"), {"cpu": "3MB"}
     monkeypatch.setattr(run, "seconds_of_a_form", lambda *_: (10.0, 1e-3))
     monkeypatch.setattr(costs, "this_machine", lambda: (1e9, 1e9, 1e9))
-    given: dict[str, Any] = {"device": "balanced", "max_memory": memory, "method": "rtn", "variants": 2, "screen": True}
+    given: dict[str, Any] = {
+        "device": "balanced",
+        "max_memory": memory,
+        "method": "rtn",
+        "variants": 2,
+        "save": "passing",
+    }
     asked: dict[str, Any] = {"tasks": tasks, "limit": 2, "task_args": {"noise_items": 0}, "judge": False}
     plan = mc.plan(model=str(folder), **asked, **given)
     [planned] = [stage for stage in plan.stages if stage.stage == "screen"]
@@ -142,5 +148,8 @@ def test_a_plan_says_what_screening_reads_writes_and_holds(
     matrices = sum(p.numel() for p in loaded.model.model.layers.parameters() if p.ndim > 1)
     assert planned.seconds is not None
     assert planned.seconds > 2 * n_reads * (2 * 10 + 1e-3 * matrices), "each layer is made once a sweep and variant"
+    winner = mc.plan(model=str(folder), **asked, **{**given, "save": "winner"})
+    evaluated = [next(stage for stage in each.stages if stage.stage == "evaluate") for each in (winner, plan)]
+    assert [stage.times for stage in evaluated] == [1, 2], "the winner alone is evaluated"
     with pytest.raises(ConfigError, match="where a model does not fit into memory"):
-        mc.plan(model=str(folder), **asked, screen=True, device="cpu")
+        mc.plan(model=str(folder), **asked, save="passing", device="cpu")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.sweep.parameters import SweepConfig
+from mlflow_compress.commands.sweep.parameters import Save, SweepConfig
 from mlflow_compress.config import groups
 from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Parameters, Together, like, option
 
@@ -56,5 +56,10 @@ class PlanConfig(Parameters):
     inference: groups.InferenceConfig = groups.InferenceConfig()
     answers: groups.AnswerConfig = groups.AnswerConfig()
     judge: bool = like(MainConfig, "judge")
-    screen: bool = like(SweepConfig, "screen")
+    save: Save = like(SweepConfig, "save")
     machine: MachineConfig = MachineConfig()
+
+    @property
+    def made(self) -> int:
+        """How many of the variants are made."""
+        return 1 if self.save == "winner" else self.variants

@@ -251,7 +251,7 @@ class StageCosts:
             read=self.base,
             written=self.checkpoint,
             memory=self._memory(Workload(groups=(GroupSize(longest_unit=length),)), heads=0),
-            times=self.config.variants,
+            times=self.config.made,
             alone=True,
         )
 
@@ -424,8 +424,8 @@ _NOTES = (
 _LAYERS = "Compression is counted as if the model fitted; weights that wait as if all were on the storage"
 
 _SCREENED = (
-    "What making a form of a layer takes is measured on this machine, with random layers; variants are counted as if "
-    "the policy failed none"
+    "What making a form of a layer takes is measured on this machine, with random layers; save=passing is counted as "
+    "if the policy failed no variant"
 )
 
 
@@ -465,10 +465,10 @@ def run_plan(config: PlanConfig) -> CostPlan:
 
     if noise.tokens:
         stages.append(costs.evaluated("baseline again (noise)", noise, (), read=costs.states, heads=2))
-    if config.screen:
+    if config.save != "all":
         stages.append(_screened(config, costs, scored))
     stages.append(costs.compression())
-    read, times = costs.checkpoint + costs.states, config.variants
+    read, times = costs.checkpoint + costs.states, config.made
     stages.append(costs.evaluated("evaluate", scored, written, read=read, heads=2, times=times, expanded=True))
     if config.judge:  # what the judge's own calls cost, its stage estimates
         judged = JudgeConfig(source=config.source, answers=config.answers, inference=config.inference)
@@ -501,7 +501,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
             *_NOTES,
             *([spread] if costs.per_copy > 1 else []),
             *([_LAYERS] if costs.offloaded else []),
-            *([_SCREENED] if config.screen else []),
+            *([_SCREENED] if config.save != "all" else []),
         ),
     )
 
@@ -509,10 +509,10 @@ def run_plan(config: PlanConfig) -> CostPlan:
 def _screened(config: PlanConfig, costs: StageCosts, scored: Workload) -> StageCost:
     if costs.offloaded is None:
         raise ConfigError(
-            "Variants are screened where a model does not fit into memory",
+            "Variants are scored before they are made where a model does not fit into memory",
             allowed="device=balanced, and less max_memory than the model takes",
             got=f"device={config.source.device}, max_memory={config.source.max_memory}",
-            fix="Leave screen out",
+            fix="Leave save out",
         )
     method = METHODS.get(config.method)
     bits = {"bits": config.bits} if config.bits in method.supported_bits else {}

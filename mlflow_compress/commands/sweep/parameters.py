@@ -1,11 +1,13 @@
 """The parameters of a sweep: those of the main job, with several methods, bits and group sizes."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mlflow_compress.commands.main.parameters import LogWeights, MainConfig
 from mlflow_compress.commands.report.parameters import ReportConfig
 from mlflow_compress.config import declarations, groups
+
+Save = Literal["all", "passing", "winner"]
 
 
 class GridConfig(declarations.Group):
@@ -57,10 +59,11 @@ class SweepConfig(declarations.Parameters):
     speed: bool = declarations.like(MainConfig, "speed")
     log_weights: LogWeights = declarations.like(MainConfig, "log_weights")
     policy: declarations.OptionalText = declarations.like(ReportConfig, "policy")
-    screen: bool = declarations.option(
-        False,
-        "device=balanced: score variants whose method reads no calibration text first, in one read of the baseline's "
-        "weights; those that the policy fails are not made",
+    save: Save = declarations.option(
+        "all",
+        "device=balanced: which variants are made; but for 'all', those whose method reads no calibration text are "
+        "scored first, in one read of the baseline's weights: 'passing' makes what the policy does not fail, 'winner' "
+        "of these only the smallest that passes",
     )
     dry_run: bool = declarations.option(False, "show the plan with estimates of time and disk, and do nothing")
 

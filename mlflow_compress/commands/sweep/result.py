@@ -51,8 +51,11 @@ class SweepPlan(Tabular):
     @property
     def disk_bytes(self) -> float:
         """Estimated bytes of the checkpoints of what is to do; one of unknown size counts like the baseline."""
-        sizes = (self.base_size_bytes if v.size_bytes is None else v.size_bytes for v in self.to_do)
-        return self.copies * sum(sizes)
+        return self.copies * sum(map(self.size_of, self.to_do))
+
+    def size_of(self, variant: PlannedVariant) -> float:
+        """Return the estimated bytes of a checkpoint, at most."""
+        return self.base_size_bytes if variant.size_bytes is None else variant.size_bytes
 
     @property
     def summary(self) -> str:
@@ -75,7 +78,7 @@ class SweepPlan(Tabular):
         rows = []
         for variant in self.variants:
             time = "unknown" if variant.seconds is None else about(variant.seconds)
-            size = bytes_text(int(self.base_size_bytes if variant.size_bytes is None else variant.size_bytes))
+            size = bytes_text(int(self.size_of(variant)))
             on_disk = f"{'at most' if variant.size_bytes is None else 'about'} {size}"
             finished = variant.finished_run
             shown = time if finished is None else f"finished, run {finished[:8]}"

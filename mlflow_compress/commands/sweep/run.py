@@ -24,7 +24,7 @@ from mlflow_compress.commands.sweep.plan import (
     prepare_sweep,
 )
 from mlflow_compress.commands.sweep.result import State, Sweep, SweepPlan, SweepProgress, VariantProgress
-from mlflow_compress.commands.sweep.screen import screened
+from mlflow_compress.commands.sweep.screen import left_unmade, screened
 from mlflow_compress.compression.pipeline import reload_helper
 from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import AUTO
@@ -113,11 +113,11 @@ Tell = Callable[[SweepProgress], None]
 
 def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
     """Compress, evaluate and judge every variant, and return the scoreboard; for a dry run, return the plan only."""
-    if config.screen and (config.source.device != BALANCED or config.running.engine != "local"):
+    if config.save != "all" and (config.source.device != BALANCED or config.running.engine != "local"):
         raise ConfigError(
-            "Parameter 'screen' is for models that do not fit into memory",
-            allowed="device=balanced and engine=local",
-            got=f"device={config.source.device}, engine={config.running.engine}",
+            "Variants are scored before they are made where a model does not fit into memory",
+            allowed="device=balanced and engine=local, or save=all",
+            got=f"save={config.save}, device={config.source.device}, engine={config.running.engine}",
         )
     policy = read_policy(config.policy)
     gates_of(policy, config.policy)  # one that cannot be used is refused before anything is made
@@ -138,18 +138,20 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
 
         with parent_run(tracker, name, key, tags) as run:
             run.log_params(as_text(config))
-            if config.screen:
-                fails = screened(prepared, policy, config.policy, tracker, lambda line: tell(SweepProgress(line=line)))
-                kept = tuple(variant for variant in prepared.variants if variant.name not in fails)
+            if config.save != "all":
+                found = screened(prepared, policy, config.policy, tracker, lambda line: tell(SweepProgress(line=line)))
+                sizes = {one.name: plan.size_of(one) for one in plan.variants}
+                not_made = left_unmade(found, sizes if config.save == "winner" else None)
+                kept = tuple(variant for variant in prepared.variants if variant.name not in not_made)
                 if not kept:
                     raise UnsupportedError(
                         "The policy fails every variant of this sweep",
-                        got="; ".join(f"{variant}: {why}" for variant, why in fails.items()),
+                        got="; ".join(f"{variant}: {why}" for variant, why in not_made.items()),
                         fix="Name other methods or more bits, or give another policy",
                     )
-                made = tuple(one for one in plan.variants if one.name not in fails)
+                made = tuple(one for one in plan.variants if one.name not in not_made)
                 prepared = replace(prepared, variants=kept)
-                plan = replace(plan, variants=made, left_out={**plan.left_out, **fails})
+                plan = replace(plan, variants=made, left_out={**plan.left_out, **not_made})
             runs = make_variants(tracker, run, prepared, tell, workers)
             if config.sampling.items.partition(":")[0] == AUTO:
                 runs = _with_more_items(tracker, run, prepared, runs, policy, tell, workers)

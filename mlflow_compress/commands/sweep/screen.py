@@ -1,6 +1,7 @@
 """Screens a sweep: variants are scored before they are written, all while the baseline's layers are read once.
 
-For methods that make a layer from that layer alone, and models that do not fit. What the policy fails is not made.
+For methods that make a layer from that layer alone, and models that do not fit. What the policy fails is not made, and
+where one checkpoint is wanted, only the smallest that passes.
 """
 
 import gc
@@ -22,7 +23,7 @@ from mlflow_compress.compression.one_layer import LayerMaker
 from mlflow_compress.compression.pipeline import require_supported
 from mlflow_compress.config.policy import Policy
 from mlflow_compress.decide.gates import FLIPS, KL
-from mlflow_compress.decide.promotion import GateReading, gate_numbers, gates_of, policy_answer
+from mlflow_compress.decide.promotion import GateReading, PolicyAnswer, gate_numbers, gates_of, policy_answer
 from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import compute_all
@@ -52,23 +53,46 @@ def _is_made_by_layer(variant: PreparedVariant, source: SourceModel) -> bool:
 
 def screened(
     prepared: Prepared, policy: Policy, file: str | None, tracker: Tracker, say: Callable[[str], None]
-) -> dict[str, str]:
-    """Return the variants that the policy fails by their scores, and what they fail. `file` is where it is from."""
+) -> dict[str, PolicyAnswer]:
+    """Return what the policy answers by the scores of each variant that can be screened. `file` is where it is from."""
     variants = [variant for variant in prepared.variants if _is_made_by_layer(variant, prepared.source)]
     if not variants:
         say("Nothing is screened: no method of this sweep makes its layers one by one, without data")
         return {}
     gates = gates_of(policy, file)
-    reasons = {}
+    answers = {}
     numbers = _numbers(prepared, variants, gates.readings, tracker)
     for variant in variants:
         known = numbers[variant.key]
         checks = [check for gate in gates.gates for check in gate.checks(known["values"])]
-        answer = policy_answer(checks, known["items"])
-        say(f"Screened: {variant.name} {answer.text()}")
-        if answer.word == "fails":
-            reasons[variant.name] = f"The policy fails what it would be: {answer.why}"
-    return reasons
+        answers[variant.name] = policy_answer(checks, known["items"])
+        say(f"Screened: {variant.name} {answers[variant.name].text()}")
+    return answers
+
+
+def left_unmade(answers: Mapping[str, PolicyAnswer], sizes: Mapping[str, float] | None) -> dict[str, str]:
+    """Return the screened variants that are not made, and why: those that the policy fails.
+
+    With `sizes`, the bytes of the checkpoints, only the smallest of those that pass is made; where none passes, all
+    that are open.
+    """
+    fail = {
+        name: f"The policy fails what it would be: {answer.why}"
+        for name, answer in answers.items()
+        if answer.word == "fails"
+    }
+    passing = [name for name, answer in answers.items() if answer.word == "passes"]
+    if sizes is None or not passing:
+        return fail
+    winner = min(passing, key=lambda name: sizes[name])
+    others = {
+        name: f"{winner} passes as well, and is no larger"
+        if answer.word == "passes"
+        else f"The policy leaves it open ({answer.why}), and {winner} passes"
+        for name, answer in answers.items()
+        if name not in (winner, *fail)
+    }
+    return fail | others
 
 
 def _numbers(
