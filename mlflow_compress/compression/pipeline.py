@@ -356,7 +356,14 @@ def _require_compressed(method: Method[Any], job: CompressionJob[MethodConfig]) 
         return
     with_experts = method.takes_experts(job.config)
     matrices = job.source.stored_matrices if with_experts else job.source.linear
-    left = stored_weights.plain_layers(stored_weights.read_headers(job.folder), matrices)
+    plain = stored_weights.plain_layers(stored_weights.read_headers(job.folder), matrices)
+    # Rounded weights may be stored as floats: a method is often tried out before there is a format for it.
+    base, made = (
+        stored_weights.read_tensors(folder, set(plain).__contains__) if plain else {}
+        for folder in (job.source.folder, job.folder)
+    )
+    weights = {name: f"{name}.weight" for name in plain}
+    left = [n for n, w in weights.items() if w not in base or base[w].to(made[w].dtype).equal(made[w])]
     if left:
         raise UnsupportedError(
             f"Method {method.name!r} left {len(left)} of {len(matrices)} linear layers unchanged, "

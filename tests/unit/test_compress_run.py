@@ -208,3 +208,9 @@ def test_layers_that_a_library_has_passed_over_are_an_error(
     with pytest.raises(UnsupportedError, match=f"'{method}' left 8 of 8 linear layers unchanged.*FalconForCausalLM"):
         compress_model(str(falcon), method, method_config(method, **small_settings(method)), [], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rounded_weights_may_be_stored_as_floats(falcon: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(METHODS.get("magnitude")), "supported_bits", (4,))  # as if it rounded
+    manifest = compress_model(str(falcon), "magnitude", method_config("magnitude"), [], tmp_path / "out")
+    assert manifest.bits_per_weight == 16, "stored as the model is"

@@ -35,7 +35,7 @@ class Receipt(Tabular):
     @property
     def summary(self) -> str:
         gates = self.stated["gates"]
-        return f"{self.stated['verdict']} The policy's gates are {'kept' if gates['passed'] else 'not kept'}."
+        return f"{self.stated['verdict'].rstrip('.')}. The policy's gates are {'kept' if gates['passed'] else 'not kept'}."
 
     @property
     def vouched(self) -> str:

@@ -390,7 +390,8 @@ def choice_reason(content: PageContent) -> str:
         return f"It passes {content.policy}."
     if passing == 1:
         return f"It is the only one of {n} variants that passes {content.policy}."
-    return f"It is {_BEST[content.objective]} of the {passing} variants, of {n}, that pass {content.policy}."
+    which = f"All {n} variants pass" if passing == n else f"{passing} of {n} variants pass"
+    return f"{which} {content.policy}; it is {_BEST[content.objective]} of them."
 
 
 def choice_and_reason(content: PageContent) -> str:
