@@ -1049,12 +1049,14 @@ def plan(
     devices
         GPUs, or machines without one [1]
     machine_args
-        what the work would run on: name=value,name=value
+        what the work would run on, and how long answers are: name=value,name=value
         - device_memory: GiB of one device; auto: 80, and with device=cpu the memory of this machine [auto]
         - device_tflops: 10^12 operations a second that one device sustains in the dtype; auto: 400, as an H100 in
           bfloat16, and with device=cpu what this machine is measured to do in float32 [auto]
         - device_bandwidth: TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with
           device=cpu what this machine is measured to do [auto]
+        - answer_tokens: tokens of an answer on average, thought included, as a run has measured them; auto: the
+          most it may have [auto]
         - disk_bandwidth: GB a second of the storage, for all devices together [2.0]
         - price: dollars of one device for an hour; none: no dollars [none]
     experiment

@@ -9,7 +9,7 @@ part runs at scored positions only.
 import os
 import time
 import timeit
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
@@ -147,17 +147,42 @@ def workload(plan: packing.Plan, tokens_unshared: int, head_rows: int) -> Worklo
     )
 
 
-def generation_workload(prompt_lengths: Iterable[int], new_tokens: int) -> Workload:
-    """Return the work of one answer to each prompt, if every answer has the greatest length."""
-    lengths = list(prompt_lengths)
-    whole = [n + new_tokens for n in lengths]
-    return Workload(
-        tokens=sum(whole),
-        tokens_unshared=sum(whole),
-        pairs=sum(n * (n + 1) // 2 for n in whole),
-        rows=new_tokens * len(lengths),
-        groups=tuple(GroupSize(longest_unit=n, most_cached=n + new_tokens, rows=1) for n in lengths),
-    )
+@dataclass(frozen=True, kw_only=True)
+class GeneratedWork:
+    """Answers that are written token by token; those to one prompt share the reading of it."""
+
+    prompts: Sequence[int]  # Tokens of each
+    samples: int = 1  # Answers to each
+    longest: int  # Tokens that an answer may have
+    usual: int  # Tokens that answers have on average
+
+    @property
+    def n_answers(self) -> int:
+        return self.samples * len(self.prompts)
+
+    @property
+    def cached(self) -> int:
+        """Cached tokens that are read, summed over all steps."""
+        return self.samples * sum(self.usual * n + self.usual * (self.usual + 1) // 2 for n in self.prompts)
+
+    def steps(self, batch: int) -> int:
+        return -(-self.n_answers // batch) * self.usual
+
+    def workload(self, batch: int) -> Workload:
+        """Return the work; a batch holds as much as if all of its answers had the greatest length."""
+        read, most, rows = sum(self.prompts), max(self.prompts, default=0), min(batch, self.n_answers)
+        written = self.n_answers * self.usual
+        return Workload(
+            tokens=read + written,
+            tokens_unshared=self.samples * read + written,
+            pairs=sum(n * (n + 1) // 2 for n in self.prompts) + self.cached,
+            rows=written,
+            groups=(
+                GroupSize(
+                    longest_unit=-(-rows // self.samples) * most, most_cached=rows * (most + self.longest), rows=rows
+                ),
+            ),
+        )
 
 
 def _pairs(unit: packing.PackedBatch | packing.PaddedBatch) -> int:
@@ -390,14 +415,13 @@ def _best(work: Callable[[], object]) -> float:
 
 
 def answer_seconds(
-    shape: ModelShape, work: Workload, *, number_bytes: int, batch: int, new_tokens: int, answers: int, machine: Machine
+    shape: ModelShape, answers: GeneratedWork, *, number_bytes: int, batch: int, machine: Machine
 ) -> float:
-    """Return the seconds of one model copy for answers: reading the weights once a step bounds it, or the operations.
+    """Return the seconds of one model copy for answers: reading weights and caches bounds it, or the operations.
 
     A batch of one token each touches at most ``batch`` times the experts that one token uses.
     """
     experts = shape.experts * min(1.0, batch * shape.expert_share)
-    step_bytes = number_bytes * (shape.dense + experts + shape.head)
-    batches = -(-answers // batch)
-    reading = batches * new_tokens * step_bytes / machine.bandwidth
-    return max(reading, scoring_operations(shape, work) / machine.flops)
+    weights = answers.steps(batch) * (shape.dense + experts + shape.head)
+    reading = number_bytes * (weights + answers.cached * shape.layers * shape.cache_width) / machine.bandwidth
+    return max(reading, scoring_operations(shape, answers.workload(batch)) / machine.flops)

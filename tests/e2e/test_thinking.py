@@ -1,6 +1,7 @@
 """Problems that a model thinks about: the embedded task and model, own files, and what the template can be told."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,19 @@ def test_thinking_reaches_verdict_report_and_the_table_of_problems(tmp_path: Pat
     assert pooled["reasoning/chain_kl"].value == pytest.approx(np.mean(kl), rel=1e-4) and len(kl) > 1000
     assert pooled["reasoning/chain_answer_logprob_delta"].value == pytest.approx(np.mean(gain), rel=1e-4)
     assert variant.chains == baseline.chains
+
+    # The plan, with the lengths that this run has measured: a prompt is read for the greedy answer, each set of drawn
+    # ones, and the chain that is written and then read. Lengths are rounded up, chains are some of the answers alone.
+    chains = sum(len(row["tokens"]) for row in written)
+    prompts = sum(len(row["prompt_tokens"]) for row in written)
+    lengths = [records.generations.column("n_tokens") for records in (baseline, variant)]  # type: ignore[union-attr]
+    taken = [lengths[0].sum() + 2 * chains + 5 * prompts, lengths[1].sum() + chains + 3 * prompts]
+    asked_for = {name: common[name] for name in ("model", "tasks", "limit", "task_args", "judge")}
+    for tokens in (math.ceil(lengths[0].mean()), "auto"):
+        planned = mc.plan(**asked_for, method="rtn", device="cpu", machine_args={"answer_tokens": tokens})
+        for model, stage in zip(taken, ("baseline", "evaluate"), strict=True):
+            [found] = [one.tokens for one in planned.stages if one.stage == stage]
+            assert found > 2 * model if tokens == "auto" else found == pytest.approx(model, rel=0.05)
 
 
 @pytest.mark.slow

@@ -68,7 +68,10 @@ def test_a_mixture_uses_some_of_its_experts() -> None:
     assert shape.active == shape.dense + shape.experts / 2
 
 
-@pytest.mark.parametrize(("model", "parameters"), [("llama-3-70b", 70_553_706_496), ("deepseek-v3", 671_026_404_352)])
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [("llama-3-70b", 70_553_706_496), ("deepseek-v3", 671_026_404_352), ("qwen3-8b", 8_190_735_360)],
+)
 def test_published_sizes(model: str, parameters: int) -> None:
     assert costs.model_shape(AutoConfig.from_pretrained(SCALE / model)).parameters == parameters
 
@@ -104,8 +107,16 @@ def test_work_adds_up() -> None:
     small, large = costs.GroupSize(rows=1), costs.GroupSize(rows=2)
     a, b = costs.Workload(tokens=3, rows=1, groups=(small,)), costs.Workload(tokens=4, rows=2, groups=(large,))
     assert a + b == costs.Workload(tokens=7, rows=3, groups=(small, large))
-    assert costs.generation_workload([2], 1) == costs.Workload(
+    # One token behind a prompt of two; three answers of 5 tokens that share a prompt of 2, two of them in a batch
+    assert costs.GeneratedWork(prompts=[2], longest=1, usual=1).workload(64) == costs.Workload(
         tokens=3, tokens_unshared=3, pairs=6, rows=1, groups=(costs.GroupSize(longest_unit=2, most_cached=3, rows=1),)
+    )
+    assert costs.GeneratedWork(prompts=[2], samples=3, longest=9, usual=5).workload(2) == costs.Workload(
+        tokens=2 + 15,
+        tokens_unshared=6 + 15,
+        pairs=3 + 3 * (3 + 4 + 5 + 6 + 7),
+        rows=15,
+        groups=(costs.GroupSize(longest_unit=2, most_cached=2 * (2 + 9), rows=2),),
     )
 
 
@@ -146,15 +157,16 @@ def test_products_keep_their_memory_for_the_groups_after_them() -> None:
 
 
 def test_writing_is_bound_by_reading_weights_or_by_operations() -> None:
-    shape, work = tiny(), costs.generation_workload([4] * 6, 5)
+    shape, answers = tiny(), costs.GeneratedWork(prompts=[4] * 3, samples=2, longest=9, usual=5)
     machine = costs.Machine(devices=1, memory=1e9, flops=1e30, bandwidth=100.0, fresh=1.0, disk=1.0, price=None)
 
     def seconds(on: costs.Machine) -> float:
-        return costs.answer_seconds(shape, work, number_bytes=2, batch=4, new_tokens=5, answers=6, machine=on)
+        return costs.answer_seconds(shape, answers, number_bytes=2, batch=4, machine=on)
 
-    assert seconds(machine) == pytest.approx(2 * 5 * 2 * (shape.dense + shape.head) / 100.0)  # two batches, five steps
+    weights, caches = 2 * 5 * (shape.dense + shape.head), 6 * (5 + 6 + 7 + 8 + 9) * 2 * 8  # two batches, five steps
+    assert seconds(machine) == pytest.approx(2 * (weights + caches) / 100.0)
     slow = costs.Machine(devices=1, memory=1e9, flops=1.0, bandwidth=1e30, fresh=1.0, disk=1.0, price=None)
-    assert seconds(slow) == costs.scoring_operations(shape, work)
+    assert seconds(slow) == costs.scoring_operations(shape, answers.workload(4))
 
 
 def test_what_a_pass_layer_by_layer_takes_on_top_by_hand() -> None:
@@ -182,6 +194,30 @@ def test_the_plan_counts_what_the_engine_does(tmp_path: Path) -> None:
     assert expected.rows == sum(shard["rows"] for shard in writer.shards)
     assert found.states_bytes == pytest.approx(stored, rel=0.01)
     assert found.parameters == sum(p.numel() for p in loaded.model.parameters())
+
+
+def test_thoughts_are_planned_with_all_that_the_baseline_draws_and_reads() -> None:
+    """6 questions of 13 tokens, 2 answers drawn to each; a chain's last token is not read."""
+    given = {"model": "demo-thinks", "tasks": "thinking", "limit": 3, "method": "rtn", "device": "cpu", "judge": False}
+    given["task_args"] = {"thinking_samples": 2, "noise_items": 4}
+    for tokens, args in ((256, {}), (80, {"answer_tokens": 80}), (256, {"answer_tokens": 9000})):
+        found = mc.plan(**given, machine_args=args)
+        baseline, noise, _, variant = found.stages
+        one, read = 6 * (13 + tokens), 6 * (13 + tokens - 1)
+        drawn = 6 * (13 + 2 * tokens)
+        assert baseline.tokens == one + 2 * drawn + one + read  # greedy, drawn twice, and the chains: written and read
+        assert noise.tokens == 4 * (13 + tokens - 1) and variant.tokens == one + drawn + read
+        assert baseline.bytes_written == found.states_bytes > 6 * tokens * 128 * 4
+
+
+def test_answers_that_may_not_fit_are_said() -> None:
+    given = {"model": str(SCALE / "qwen3-8b"), "tokenizer": "demo-thinks", "tasks": "thinking", "limit": 4}
+    few, many = (mc.plan(**given, task_args={"thinking_max_new_tokens": n}, judge=False) for n in (1024, 16_384))
+    assert "Answers at their greatest length would need" not in few.as_text()
+    # 64 answers of 16,384 tokens behind 13, with keys and values of 36 layers, 8 heads and 128 numbers, and the weights
+    least = 2 * (64 * (13 + 16_384) * 36 * 2 * 8 * 128 + many.parameters)
+    assert least < many.stages[0].memory < 1.01 * least
+    assert f"Answers at their greatest length would need {many.stages[0].memory / 1e9:.0f} GB" in many.as_text()
 
 
 def test_a_model_that_does_not_fit_has_no_seconds() -> None:

@@ -12,7 +12,7 @@ from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Par
 AutoOrNumber = Annotated[float, Field(gt=0)] | Literal["auto"]
 
 
-MACHINE_ARGS = Together("machine_args", "what the work would run on: name=value,name=value")
+MACHINE_ARGS = Together("machine_args", "what the work would run on, and how long answers are: name=value,name=value")
 
 
 class MachineConfig(Group):
@@ -32,6 +32,11 @@ class MachineConfig(Group):
         "auto",
         "TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with device=cpu what this "
         "machine is measured to do",
+        within=MACHINE_ARGS,
+    )
+    answer_tokens: groups.AutoOrCount = option(
+        "auto",
+        "tokens of an answer on average, thought included, as a run has measured them; auto: the most it may have",
         within=MACHINE_ARGS,
     )
     disk_bandwidth: float = option(

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Any
 
+import numpy as np
 import torch
 
 from mlflow_compress.commands.evaluate.baseline import noise_sample
 from mlflow_compress.commands.evaluate.outputs import WINDOW, scored_texts
+from mlflow_compress.commands.evaluate.own_text import MOST_CHAINS
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.answers import graded_tokens
 from mlflow_compress.commands.judge.parameters import JudgeConfig
@@ -27,18 +30,18 @@ from mlflow_compress.models.model_files import open_config, open_tokenizer
 from mlflow_compress.models.placement import BALANCED, placement, room_for_states
 from mlflow_compress.scoring import costs as formulas
 from mlflow_compress.scoring.costs import (
+    GeneratedWork,
     GroupSize,
     ModelShape,
     Offloaded,
     Workload,
-    generation_workload,
     model_shape,
     workload,
 )
 from mlflow_compress.scoring.engine import default_limits
 from mlflow_compress.scoring.generation.chat_format import chat_format
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
-from mlflow_compress.scoring.plan.corpus_windows import cut
+from mlflow_compress.scoring.plan.corpus_windows import Positions, Windows, cut
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import plan_packs
 
@@ -145,14 +148,6 @@ class CostPlan(Tabular):
         return "\n".join([*lines, *layers, *(f"- {note}." for note in self.notes)])
 
 
-@dataclass(frozen=True, kw_only=True)
-class GeneratedWork:
-    """Answers that are written token by token."""
-
-    prompts: list[int]  # Tokens of the prompt of each
-    new_tokens: int  # Of the longest answer
-
-
 def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows: int) -> Workload:
     """Return the work of scoring a suite: packs with shared prefixes for options, windows for corpora."""
     encoded = [e for e in encoder.encode(suite.requests) if e.fits]
@@ -174,7 +169,7 @@ def instruction_answers(
 ) -> tuple[GeneratedWork, GeneratedWork]:
     """Return the answers that are graded (every turn, after the longest earlier ones), and the samples of the first."""
     chat, system = chat_format(tokenizer), config.inference.system_prompt or ""
-    longest = graded_tokens(config.answers, max_length)
+    longest, limit = graded_tokens(config.answers, max_length), config.answers.max_new_tokens
     firsts: list[int] = []
     later: list[int] = []
     for one in instructions:
@@ -183,11 +178,28 @@ def instruction_answers(
         for turn in one.turns[1:]:
             length += longest + len(tokenizer(turn)["input_ids"])
             later.append(length)
-    samples = firsts * config.answers.num_samples
-    graded = GeneratedWork(prompts=firsts + later, new_tokens=longest)
-    return graded, GeneratedWork(prompts=samples, new_tokens=config.answers.max_new_tokens)
+    graded = generated(firsts + later, longest, config)
+    return graded, generated(firsts, limit, config, samples=config.answers.num_samples)
 
 
+def generated(prompts: list[int], longest: int, config: PlanConfig, *, samples: int = 1) -> GeneratedWork:
+    """Return answers to prompts, which are as long as the plan is told, or as they may be."""
+    given = config.machine.answer_tokens
+    return GeneratedWork(
+        prompts=prompts, samples=samples, longest=longest, usual=longest if given == "auto" else min(given, longest)
+    )
+
+
+def chains_work(prompts: Sequence[int], usual: int, *, batch_tokens: int, head_rows: int) -> Workload:
+    """Return the work of scoring the baseline's own thoughts, one behind each prompt, if all are of one length."""
+    sizes = sorted((n + usual for n in prompts), reverse=True)
+    scored: list[Positions] = [np.arange(n - usual, n) for n in sizes]
+    windows = Windows([np.zeros(n, dtype=np.int32) for n in sizes], scored, last_is_read=False)
+    plan, _ = windows.plan(batch_tokens)
+    return workload(plan, plan.n_tokens, head_rows)
+
+
+BATCH = GenerationConfig().batch_rows
 _FREE = 0.9  # share of a device's memory that a model and its work may take
 _SCALE_BITS = 16 / 128  # a scale of 16 bits for every 128 weights
 
@@ -281,22 +293,15 @@ class StageCosts:
             ahead = min(behind_first, computing * self.machine.disk)
             computing += self._extra_seconds(scored, reads)
         for part in answers:
-            written_work = generation_workload(part.prompts, part.new_tokens)
-            batch = GenerationConfig(max_new_tokens=part.new_tokens).batch_rows
-            reads += ceil(len(part.prompts) / batch) * part.new_tokens if self.offloaded else 0  # one for each token
+            written_work = part.workload(BATCH)
+            reads += part.steps(BATCH) if self.offloaded else 0  # one for each token
             work += written_work
             operations += formulas.scoring_operations(self.shape, written_work)
             computing += formulas.answer_seconds(
-                self.shape,
-                written_work,
-                number_bytes=self.number_bytes,
-                batch=batch,
-                new_tokens=part.new_tokens,
-                answers=len(part.prompts),
-                machine=self.machine,
+                self.shape, part, number_bytes=self.number_bytes, batch=BATCH, machine=self.machine
             )
 
-        memory = self._memory(work, heads=heads, captures=captures)
+        memory = max(self._memory(scored, heads=heads, captures=captures), self._memory(work))
         if self.offloaded is not None:
             read += as_read * (self.offloaded.opening + reads * self.offloaded.waiting)
             written += self.offloaded.waiting if expanded else 0.0
@@ -414,13 +419,16 @@ class StageCosts:
 
 _NOTES = (
     "Operations of matrices, attention and head; attention as if every layer saw the whole text",
-    "Answers are counted at their greatest length",
     "One copy compresses, and the others wait; they share all other work",
     "A variant is evaluated with its weights expanded to the dtype",
-    "Starting Python, compiling kernels, the judge's own calls and uploads to MLflow are not counted",
+    "Python itself (starting it, its work at each token), compiling kernels, judges and uploads are not counted",
 )
 
 
+_TOO_LONG = (
+    "Answers at their greatest length would need {:,.0f} GB, where a copy may take {:,.0f} GB: allow them fewer tokens "
+    "(task_args: thinking_max_new_tokens), or use engine=vllm, which lets them wait"
+)
 _LAYERS = "Compression is counted as if the model fitted; weights that wait as if all were on the storage"
 
 _SCREENED = (
@@ -445,13 +453,20 @@ def run_plan(config: PlanConfig) -> CostPlan:
     limits = default_limits(shape.vocabulary, on_gpu=not on_cpu)
     scored = scored_work(suite, encoder, **limits)
     again = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
-    written = []
+    noise = scored_work(again, encoder, **limits)
+    written, written_once = [], []  # By both models, and by the baseline alone
     for task in suite.tasks:
-        if task.answering is not None:
-            lengths = [len(ids) for ids in encoder.ids(task.items.column("prompt").tolist())]
-            # The baseline draws a second time as many: counted for all, so that no plan is too small.
-            lengths *= 1 + 2 * task.answering.samples
-            written.append(GeneratedWork(prompts=lengths, new_tokens=task.answering.max_new_tokens))
+        if (how := task.answering) is None:
+            continue
+        lengths = [len(ids) for ids in encoder.ids(task.items.column("prompt").tolist())]
+        answers = partial(generated, longest=how.max_new_tokens, config=config)
+        written += [answers(lengths), *([answers(lengths, samples=how.samples)] if how.samples else [])]
+        if how.thinking is not None:  # it draws again, and it writes the thoughts that both models read
+            thoughts = answers(lengths[:MOST_CHAINS])
+            written_once += [written[-1], thoughts]
+            scored += chains_work(thoughts.prompts, thoughts.usual, **limits)
+            first = thoughts.prompts[: config.evaluation.noise_items or None]
+            noise += chains_work(first, thoughts.usual, **limits)
     costs = StageCosts(
         config,
         shape,
@@ -460,9 +475,8 @@ def run_plan(config: PlanConfig) -> CostPlan:
         number_bytes=dtype.itemsize,
         offloaded=_offloaded(config, model_config, dtype) if config.source.device == BALANCED else None,
     )
-    stages = [costs.evaluated("baseline", scored, written, read=costs.base, written=costs.states, captures=True)]
-    noise = scored_work(again, encoder, **limits)
-
+    both = [*written, *written_once]
+    stages = [costs.evaluated("baseline", scored, both, read=costs.base, written=costs.states, captures=True)]
     if noise.tokens:
         stages.append(costs.evaluated("baseline again (noise)", noise, (), read=costs.states, heads=2))
     if config.save != "all":
@@ -484,6 +498,11 @@ def run_plan(config: PlanConfig) -> CostPlan:
         f"{machine.flops / 1e12:.3g} Tflop/s and {machine.bandwidth / 1e12:.2g} TB/s: "
         "device, devices, device_memory, device_tflops and device_bandwidth name another"
     )
+    given = config.machine.answer_tokens
+    lengths_of = (
+        "their greatest length" if given == "auto" else f"{given:,} tokens, or their greatest length if shorter"
+    )
+    room, most = costs.per_copy * _FREE * machine.memory, max(stage.memory for stage in stages)
     spread = f"The layers of one copy lie on {costs.per_copy} devices, which work one after another"
     return CostPlan(
         model=inputs.model_label(config.source.model),
@@ -499,6 +518,8 @@ def run_plan(config: PlanConfig) -> CostPlan:
         notes=(
             assumed,
             *_NOTES,
+            f"Answers are counted with {lengths_of}; memory is that of {BATCH} at once at their greatest length",
+            *([_TOO_LONG.format(most / 1e9, room / 1e9)] if most > room else []),
             *([spread] if costs.per_copy > 1 else []),
             *([_LAYERS] if costs.offloaded else []),
             *([_SCREENED] if config.save != "all" else []),
@@ -554,7 +575,5 @@ def _opened(config: PlanConfig) -> tuple[Any, Any]:
     """Return configuration and tokenizer; a hub id costs the download of both, and never of weights."""
     model = inputs.model_path(config.source.model)
     trusted = config.source.trust_remote_code
-    return (
-        open_config(model, trust_remote_code=trusted),
-        open_tokenizer(config.tokenizer or model, trust_remote_code=trusted),
-    )
+    tokenizer = inputs.model_path(config.tokenizer) if config.tokenizer else model
+    return open_config(model, trust_remote_code=trusted), open_tokenizer(tokenizer, trust_remote_code=trusted)
