@@ -186,9 +186,10 @@ def read_answer(answer: str, compare: str) -> str | None:
     """Return an answer in a form in which equal answers are equal; None where it cannot be read.
 
     It is the last conclusion, if there is one; else the last number, the only letter, the whole text, or what
-    math-verify finds. Equal formulas may be written differently: see `agree`.
+    math-verify finds. It also reads several boxes, because a set may be given in them. Equal formulas may be written
+    differently: see `agree`.
     """
-    if compare == "math" and not any(conclusion_spans(answer, compare)):
+    if compare == "math" and (answer.count(r"\boxed{") > 1 or not any(conclusion_spans(answer, compare))):
         return _found_formula(answer)
     span = answer_span(answer, compare)
     return None if span is None else _READERS[compare](answer[slice(*span)])
