@@ -1,11 +1,13 @@
-"""Problems that a model thinks about: what lighteval and math-verify say of the same answers."""
+"""Problems that a model thinks about: what lighteval, math-verify and a reader say of the same answers."""
 
 import json
+import re
+from collections import Counter
 
 import pytest
 
 from mlflow_compress.metrics.thinking import pass_at_k
-from mlflow_compress.reasoning import agree, read_answer, read_gold
+from mlflow_compress.reasoning import agree, conclusions, parted, read_answer, read_gold
 from tests.shared_data import PUBLISHED
 
 # Which of n drawn answers are right, k, and what `PassAtK.pass_at_k` of lighteval 0.13.0 gave for them.
@@ -35,3 +37,17 @@ def test_formulas_are_compared_as_math_verify_compares_them() -> None:
     assert len(pairs) == 40
     for (gold, answer, published), ours in zip(pairs, found, strict=True):
         assert ours is published, (gold, answer)
+
+
+def test_the_right_answer_on_the_way_is_found_where_a_reader_finds_it() -> None:
+    """200 wrong answers of demo-thinks and variants of it, read one by one: does the thought conclude the right sum?
+
+    "reached": the digits that were added make the right sum, and another one is written down.
+    """
+    rows = json.loads((PUBLISHED.parent / "found_and_lost.json").read_text())
+    labels = Counter(label for *_, label in rows)
+    assert labels == {"concluded": 137, "reached": 9, "": 54}
+    for _, question, text, label in rows:
+        gold, (thought, answer) = str(sum(map(int, re.findall(r"\d+", question)))), parted("", text)
+        assert read_answer(answer, "number") != gold
+        assert (gold in conclusions(thought, "number")) == (label == "concluded"), text
