@@ -9,17 +9,24 @@ average. Intervals are of 95 %; a share over 400 draws has a standard error of 1
 """
 
 import argparse
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 from scipy.stats import ttest_ind
 
+from mlflow_compress.config.policy import MetricGate, Policy
+from mlflow_compress.decide import item_checks as item_checks_module
+from mlflow_compress.decide.item_checks import item_checks
 from mlflow_compress.metrics import MetricInputs, headline, thinking, thought_length
 from mlflow_compress.metrics.core.metric_registry import METRICS
+from mlflow_compress.metrics.stats.sequential import p_values, verdicts
 from mlflow_compress.metrics.thinking import DrawnAnswers, ThinkingModels
 from mlflow_compress.records import MetricResult, RunRecords
 
-LONGER, FOUND = 1.3, 0.3
+LONGER, FOUND, MOST = 1.3, 0.3, 2000.0  # Nobody has drawn as many tokens as the last
 
 
 def drawn(rng: np.random.Generator, n: int, k: int, loss: float) -> ThinkingModels:
@@ -81,6 +88,41 @@ def coverage(n: int, k: int, loss: float, draws: int) -> dict[str, float]:
     return {name: 100.0 * hits / draws for name, hits in shares.items()}
 
 
+def gates(n: int, k: int, loss: float, draws: int, limits_of: float | None = None) -> tuple[float, float, float]:
+    """Return the share of gates that pass a check and that fail one, in percent, and the questions used by the latter.
+
+    Each looks after every 20 questions, at an error of 5 %. Its four limits are what a variant has that loses
+    `limits_of` of its right answers: by default the very loss that it has, so that every verdict is an error.
+    """
+    of = loss if limits_of is None else limits_of
+    limits = {"pass_at_1_delta": -of / 2, "flips_pct": 100.0 * of**2 * 3 / 8, "length_ratio": LONGER}
+    limits["found_and_lost_pct"] = 100.0 * FOUND
+    entries = [
+        MetricGate(metric=f"reasoning/{name}", **{"at_least" if name == "pass_at_1_delta" else "at_most": limit})
+        for name, limit in limits.items()
+    ]
+    checks = item_checks(Policy(kl=None, margins=(), gates=tuple(entries)))
+    claims = [
+        replace(one.claim, low=MOST * one.claim.low, high=MOST * one.claim.high)
+        if "length" in one.metric
+        else one.claim
+        for one in checks
+    ]
+    rng, passed, failed, used = np.random.default_rng(12), 0, 0, []
+    given: Any = SimpleNamespace(view=SimpleNamespace(family=np.full(n, thinking.FAMILY)))
+    for _ in range(draws):
+        models = drawn(rng, n, k, loss)
+        with patch.object(item_checks_module, "thinking_models", lambda _, models=models: models):
+            values = [one.values(given)[0] for one in checks]
+        paths = [p_values(claim, x, error=0.05, n_checks=4) for claim, x in zip(claims, values, strict=True)]
+        looks = [verdicts([w[t] for w, _ in paths], [r[t] for _, r in paths], error=0.05) for t in range(19, n, 20)]
+        passed += any("pass" in look for look in looks)
+        first = next((20 * (at + 1) for at, look in enumerate(looks) if "fail" in look), None)
+        failed += first is not None
+        used += [first] if first is not None else []
+    return 100.0 * passed / draws, 100.0 * failed / draws, float(np.mean(used)) if used else np.nan
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=400)
@@ -93,4 +135,9 @@ if __name__ == "__main__":
             f"{n:3} questions, {k:2} answers, {loss:.2f} lost:",
             *(f"{name} {x:.1f}" for name, x in row.items()),
             flush=True,
+        )
+    for n, k, loss, limits_of in [(n, k, 0.1, None) for n in (40, 200) for k in (4, 8, 16)] + [(200, 8, 0.3, 0.04)]:
+        passed, failed, used = gates(n, k, loss, draws, limits_of)
+        print(
+            f"gates, {n} questions, {k} answers, {loss:.2f} lost: pass {passed:.1f}, fail {failed:.1f} after {used:.0f}"
         )

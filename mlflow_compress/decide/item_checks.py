@@ -1,10 +1,11 @@
 """A policy decided item by item: which claims about bounded values stand for each of its gates, and their values.
 
-A metric can be decided early if it is the mean of one bounded value per item. The registry of such values is `VALUES`.
+A metric can be decided early if it is the mean of one bounded value per item, or the ratio of two such means. The
+registry of these values is `VALUES`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from mlflow_compress.metrics.divergence import LN2
 from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.sequential import BoundedCheck
+from mlflow_compress.metrics.thinking import FAMILY, ThinkingModels, squared_change, thinking_models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,19 @@ class ItemValue:
     low: float = 0.0  # Their bounds
     high: float = 1.0
     factor: float = 1.0  # What the metric's unit multiplies the mean by: 100 for percent
+    # Where the metric is a ratio of means, what it divides by: from 0 to 1 of an item, whose value lies between `low`
+    # and `high` times that. "The ratio is at most r" is "the mean of value - r per is at most 0".
+    per: Callable[[MetricInputs], Float] | None = None
+    tokens: bool = False  # Value and `per` are tokens instead: each between 0 and the longest answer
+    family: str | None = None  # Family of the items that the metric is about; None for those of the headline
+
+    def claim(self, limit: float) -> tuple[float, float, float]:
+        """Return the limit of the mean that the checks are about, and the bounds of its values."""
+        if self.tokens:
+            return 0.0, -limit, 1.0
+        if self.per is not None:
+            return 0.0, min(0.0, self.low - limit), max(0.0, self.high - limit)
+        return limit, self.low, self.high
 
 
 def _answered(inputs: MetricInputs, values: Bool | Float | Int, also: Bool | None = None) -> Float:
@@ -71,6 +86,58 @@ def _column(name: str, most: float = 1.0) -> Callable[[MetricInputs], Float]:
     return lambda inputs: np.clip(_distance(inputs, name), 0.0, most)
 
 
+def _by_question(values: Float | Bool) -> Float:
+    """Return the mean over answers; one that has no value adds 0."""
+    return np.asarray(np.nansum(values, axis=1) / values.shape[1])
+
+
+def _thought(
+    of: Callable[[ThinkingModels], Float],
+    per: Callable[[ThinkingModels], Float] | None = None,
+    *,
+    low: float = 0.0,
+    factor: float = 1.0,
+    tokens: bool = False,
+) -> ItemValue:
+    """Return the value of a problem that a model thinks about: from all answers that are drawn to it."""
+
+    def of_items(value: Callable[[ThinkingModels], Float]) -> Callable[[MetricInputs], Float]:
+        def values(inputs: MetricInputs) -> Float:
+            found = np.full(len(inputs.view.family), np.nan)
+            if FAMILY in inputs.view.family:
+                models = thinking_models(inputs)
+                found[models.rows] = value(models)
+            return found
+
+        return values
+
+    of_per = None if per is None else of_items(per)
+    return ItemValue(of=of_items(of), per=of_per, low=low, factor=factor, tokens=tokens, family=FAMILY)
+
+
+def _right_delta(models: ThinkingModels) -> Float:
+    return np.asarray(models.variant.right - models.again.right)
+
+
+THOUGHTS: Mapping[str, ItemValue] = {
+    "reasoning/pass_at_1": _thought(
+        lambda m: _by_question(m.variant.right), lambda m: _by_question(np.isfinite(m.variant.right))
+    ),
+    "reasoning/pass_at_1_delta": _thought(
+        lambda m: _by_question(_right_delta(m)), lambda m: _by_question(np.isfinite(_right_delta(m))), low=-1.0
+    ),
+    # Of two answers, one right, the estimate of either variance is 1/4; it is less of more.
+    "reasoning/flips_pct": _thought(lambda m: squared_change(m.first, m.variant), low=-0.5, factor=100.0),
+    "reasoning/length_ratio": _thought(
+        lambda m: _by_question(m.variant.tokens), lambda m: _by_question(m.again.tokens), tokens=True
+    ),
+    "reasoning/found_and_lost_pct": _thought(
+        lambda m: _by_question((m.variant.right == 0.0) & m.variant.found),
+        lambda m: _by_question(m.variant.right == 0.0),
+        factor=100.0,
+    ),
+    "reasoning/cut_pct": _thought(lambda m: _by_question(m.variant.cut), factor=100.0),
+}
 VALUES: Mapping[str, ItemValue] = {
     "distance/flips_pct": ItemValue(of=lambda inputs: np.abs(_delta(inputs)), factor=100.0),
     "distance/all_flips_pct": ItemValue(of=_all_flips, factor=100.0),
@@ -85,6 +152,7 @@ VALUES: Mapping[str, ItemValue] = {
     "distance/top1_agreement": ItemValue(of=_column("same_top")),
     "distance/top10_agreement": ItemValue(of=_column("top10")),
     "distance/rbo10": ItemValue(of=_column("rbo10")),
+    **THOUGHTS,
 }
 """The metrics that can be decided item by item."""
 
@@ -102,6 +170,7 @@ class ItemCheck:
     """One claim about the items, and where its values come from."""
 
     claim: BoundedCheck
+    limit: float  # Of the metric, as a mean or ratio of values
     metric: str  # The metric, and which items it is about; None means pooled
     task: str | None
     category: str | None
@@ -109,12 +178,28 @@ class ItemCheck:
 
     def rows(self, view: ItemTable, headline: Sequence[str]) -> Int:
         """Return the items that the check is about."""
-        if self.task is None:
-            return np.flatnonzero(np.isin(view.family, list(headline)))
-        chosen = view.task == self.task
+        of = VALUES[self.metric].family
+        chosen = np.isin(view.family, list(headline) if of is None else [of])
+        if self.task is not None:
+            chosen = (view.task == self.task) & (chosen | (of is None))
         if self.category is not None:
             chosen = chosen & (view.category == self.category)
         return np.flatnonzero(chosen)
+
+    def values(self, inputs: MetricInputs) -> tuple[Float, Float, Float]:
+        """Return what the claim is about, and what the metric divides by what; NaN where an item has none."""
+        value = VALUES[self.metric]
+        of = value.of(inputs)
+        per = np.ones_like(of) if value.per is None else value.per(inputs)
+        return of if value.per is None else of - self.limit * per, of, per
+
+    def within(self, view: ItemTable) -> "ItemCheck":
+        """Return the check with the bounds that the items set: an answer has at most as many tokens as it may have."""
+        if not VALUES[self.metric].tokens:
+            return self
+        known = view.items.table.column("answers").take(self.rows(view, ())).to_pylist()
+        most = max((int(tokens) for _, tokens in known), default=1)
+        return replace(self, claim=replace(self.claim, low=most * self.claim.low, high=most * self.claim.high))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +280,10 @@ def _check(
     place = "/".join(part for part in (task, category) if part)
     # Two gates may bound one metric from both sides: the number tells them apart.
     name = f"{metric}{f' of {place}' if place else ''} {'>=' if at_least else '<='} {limit:g} (gate {gate + 1})"
-    claim = BoundedCheck(name=name, limit=limit / value.factor, low=value.low, high=value.high, at_least=at_least)
-    return ItemCheck(claim=claim, metric=metric, task=task, category=category, gate=gate)
+    share = limit / value.factor
+    of_mean, low, high = value.claim(share)
+    claim = BoundedCheck(name=name, limit=of_mean, low=low, high=high, at_least=at_least)
+    return ItemCheck(claim=claim, limit=share, metric=metric, task=task, category=category, gate=gate)
 
 
 def check_places(checks: Sequence[ItemCheck], view: ItemTable, headline: Sequence[str]) -> None:

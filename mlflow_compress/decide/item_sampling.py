@@ -15,7 +15,7 @@ import numpy as np
 
 from mlflow_compress.config.groups import SampleSize
 from mlflow_compress.config.policy import MARGIN, Policy
-from mlflow_compress.decide.item_checks import VALUES, ItemCheck, item_checks
+from mlflow_compress.decide.item_checks import ItemCheck, item_checks
 from mlflow_compress.metrics.core.estimates import Estimate, Mean, PairedDifference, Proportion
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.stats.arrays import Float, Int
@@ -166,7 +166,7 @@ def standings(policy: Policy, inputs: MetricInputs, *, level: float) -> list[tup
     value is not decided by items, and left out.
     """
     settings, standing = replace(inputs.settings, level=level), []
-    for check in item_checks(policy):
+    for check in (one.within(inputs.view) for one in item_checks(policy)):
         rows = check.rows(inputs.view, inputs.headline_families)
         limit, at_least = check.claim.limit, check.claim.at_least
         estimate, events = _estimate(check, inputs, rows)
@@ -183,11 +183,11 @@ def standings(policy: Policy, inputs: MetricInputs, *, level: float) -> list[tup
 
 def _estimate(check: ItemCheck, inputs: MetricInputs, rows: Int) -> tuple[Estimate, float]:
     """Return what a check is about, and the share of its events; infinite for a mean."""
-    x = VALUES[check.metric].of(inputs)[rows]
+    x = check.values(inputs)[0][rows]
     there = np.isfinite(x)
     x, units = x[there], inputs.units(rows[there])
     if not np.isin(x, (-1, 0, 1)).all():
-        return Mean.of(x, units, bounds=(0.0, check.claim.high)), math.inf
+        return Mean.of(x, units, bounds=(check.claim.low, check.claim.high)), math.inf
     if check.claim.low < 0:
         changed = PairedDifference.of(x < 0, x > 0, units)
         return changed, (changed.gained + changed.lost) / max(changed.n, 1)

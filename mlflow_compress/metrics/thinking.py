@@ -73,7 +73,13 @@ class ThinkingModels:
 
 
 def thinking_models(inputs: MetricInputs) -> ThinkingModels:
-    """Return what both models answered; an answer that is not there is an `AlignmentError`."""
+    """Return what both models answered, read once; an answer that is not there is an `AlignmentError`."""
+    if "_thinking_models" not in inputs.__dict__:  # as a cached_property would
+        inputs.__dict__["_thinking_models"] = _thinking_models(inputs)
+    return inputs.__dict__["_thinking_models"]  # type: ignore[no-any-return]
+
+
+def _thinking_models(inputs: MetricInputs) -> ThinkingModels:
     view = inputs.view
     rows = np.flatnonzero(view.family == FAMILY)
     assert inputs.variant is not None and inputs.variant.generations is not None

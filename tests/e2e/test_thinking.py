@@ -171,3 +171,23 @@ def test_a_served_variant_answers_problems_and_reads_no_thoughts_of_the_baseline
     assert "has no chain" in found.not_computed["chain_kl"]
     texts = found.records().generations
     assert texts is not None and all(text.startswith("<think>") for text in texts.column("text"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("workdir", "forked_checks")
+def test_a_gate_draws_problems_in_blocks_and_stops_early(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text(
+        "kl: none\nmargins: [{metric: reasoning/pass_at_1_delta, margin: 0.15}]\n"
+        "gates: [{metric: reasoning/length_ratio, at_most: 1.2}]\n"
+    )
+    given = {"tasks": "thinking", "policy": "policy.yaml", "task_args": {"thinking_samples": 4}}
+    near, far = (
+        mc.gate(mc.compress("demo-thinks", "rtn", bits=bits).folder, model="demo-thinks", **given) for bits in (8, 2)
+    )
+    assert near.passed and near.items_used < near.items_available == 100
+    assert not far.passed and far.items_used < 100
+    [delta] = [row for row in near.rows if "pass_at_1_delta" in row.name]
+    [ratio] = [row for row in near.rows if "length_ratio" in row.name]
+    assert abs(delta.value) < 0.1 and delta.limit == -0.15  # type: ignore[arg-type]
+    assert ratio.value == pytest.approx(1.0, abs=0.05) and ratio.limit == pytest.approx(1.2)
+    assert ratio.n == near.items_used and ratio.by == "items"

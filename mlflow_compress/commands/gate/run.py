@@ -190,6 +190,7 @@ class _ChecksSoFar:
     error: float  # Level of all verdicts together
     in_groups: _ItemsInGroups
     values: dict[str, list[float]] = field(default_factory=dict)  # By check: one value per item that has one
+    sums: dict[str, Float] = field(default_factory=dict)  # By check: what the metric divides by what, so far
     groups: dict[str, list[int]] = field(default_factory=dict)  # By check: the group of each of these items
     # Verdict of every decided check, with the number of items that the gate had looked at
     decided_at: dict[str, tuple[Verdict, int]] = field(default_factory=dict)
@@ -203,8 +204,9 @@ class _ChecksSoFar:
         names = list(zip(view.task.tolist(), view.item_id.tolist(), strict=True))
         for check in self.policy.checks:
             rows = check.rows(view, self.headline)
-            values = VALUES[check.metric].of(inputs)[rows]
+            values, *parts = (of[rows] for of in check.values(inputs))
             there = np.isfinite(values)
+            self.sums[check.claim.name] = self.sums.get(check.claim.name, 0.0) + np.sum([of[there] for of in parts], 1)
             items = [names[row] for row in rows[there]]
             self.values.setdefault(check.claim.name, []).extend(in_order(values[there], items, order))
             groups = np.array([self.in_groups.of[item] for item in items], dtype=np.float64)
@@ -240,28 +242,31 @@ class _ChecksSoFar:
 
     def _row(self, check: ItemCheck) -> GateRow:
         claim = check.claim
-        values = np.array(self.values.get(claim.name, []))
-        decided = self.decided_at.get(claim.name)
-        value = VALUES[check.metric].factor * float(values.mean()) if len(values) else None
+        decided, factor = self.decided_at.get(claim.name), VALUES[check.metric].factor
+        total, divisor = self.sums.get(claim.name, (0.0, 0.0))
         return GateRow(
             gate=check.gate + 1,
             name=claim.name.rpartition(" (gate")[0],
             verdict="undecided" if decided is None else decided[0],
             decided_after=None if decided is None else decided[1],
             by="items",
-            value=value,
-            limit=VALUES[check.metric].factor * claim.limit,
-            n=len(values),
+            value=factor * float(total / divisor) if divisor else None,
+            limit=factor * check.limit,
+            n=len(self.values.get(claim.name, [])),
         )
 
 
 def _needed_items(
     checks: Sequence[ItemCheck], inputs: MetricInputs, headline: Sequence[str]
 ) -> tuple[list[ItemKey], int]:
-    """Return the items that some check is about and that the baseline has answered, and how many it has not."""
+    """Return the items that some check is about and that the baseline has answered, and how many it has not.
+
+    Of problems with several drawn answers none is left out: some of these may be read where the greedy one is not.
+    """
     view = inputs.view
     rows = sorted({int(row) for check in checks for row in check.rows(view, headline)})
-    answered = [row for row in rows if inputs.baseline_predictions.scored[row, 0]]
+    drawn = {row for check in checks if VALUES[check.metric].family for row in check.rows(view, headline).tolist()}
+    answered = [row for row in rows if row in drawn or inputs.baseline_predictions.scored[row, 0]]
     return [(str(view.task[row]), str(view.item_id[row])) for row in answered], len(rows) - len(answered)
 
 
@@ -517,6 +522,7 @@ def run_gate(
         inputs = MetricInputs(baseline=baseline.records)
         families = inputs.headline_families
         check_places(wanted.checks, inputs.view, families)
+        wanted = replace(wanted, checks=tuple(check.within(inputs.view) for check in wanted.checks))
         if not set(families) & set(inputs.view.scored):
             wanted = _without_kl(wanted)
 
