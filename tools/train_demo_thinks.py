@@ -147,12 +147,12 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return the untrained model: 0.7 M parameters."""
+def new_model(tokenizer: PreTrainedTokenizerFast, width: int = 128) -> LlamaForCausalLM:
+    """Return the untrained model: 0.7 M parameters with the `width` of the embedded one."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
+        hidden_size=width,
+        intermediate_size=2 * width,
         num_hidden_layers=4,
         num_attention_heads=4,
         max_position_embeddings=CONTEXT,
@@ -193,11 +193,11 @@ def losses(logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tens
     return loss, loss
 
 
-def train(out: Path, seed: int, steps: int) -> None:
+def train(out: Path, seed: int, steps: int, width: int = 128) -> None:
     """Train, and save model, tokenizer and log."""
     torch.manual_seed(seed)
     tokenizer = new_tokenizer()
-    model = new_model(tokenizer)
+    model = new_model(tokenizer, width)
     log = fit(model, batches(tokenizer, seed), losses, steps=steps, peak_rate=PEAK_RATE)
     save(out / "thinks_model", model, tokenizer, log, do_sample=True, temperature=TEMPERATURE)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks.chain_distances_predict import correlations
 from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.own_text import places_in_chain, token_pieces
 from mlflow_compress.errors import AlignmentError
@@ -261,3 +262,12 @@ def test_the_report_lists_the_places() -> None:
     table = thoughts_table(found)
     assert len(table.rows) == sum(r.name == CHAIN_KL.name and r.category is not None for r in found)
     assert "forking places" in table.html() and not thoughts_table([]).rows
+
+
+def test_distances_are_ranked_against_the_loss_over_variants() -> None:
+    """The benchmark's correlations: 1 for the loss's own order, -1 for the other, none where nothing differs."""
+    rows = [{"loss": n, "chain_kl": float(n) ** 3, "back": -n, "none": -np.inf} for n in range(12)]
+    found = {name: (value, more) for name, value, more in correlations(rows)}
+    assert found["chain_kl"] == ("1.00 [1.00, 1.00]", "0.00 [0.00, 0.00]")
+    assert found["back"] == ("-1.00 [-1.00, -1.00]", "-2.00 [-2.00, -2.00]")
+    assert found["none"] == ("none", "none")

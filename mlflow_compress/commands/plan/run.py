@@ -301,7 +301,7 @@ class StageCosts:
                 self.shape, part, number_bytes=self.number_bytes, batch=BATCH, machine=self.machine
             )
 
-        memory = max(self._memory(scored, heads=heads, captures=captures), self._memory(work))
+        memory = max(self._memory(scored, heads=heads, captures=captures), self._memory(work, layers=self.shape.layers))
         if self.offloaded is not None:
             read += as_read * (self.offloaded.opening + reads * self.offloaded.waiting)
             written += self.offloaded.waiting if expanded else 0.0
@@ -402,10 +402,12 @@ class StageCosts:
             dollars=self.machine.dollars(seconds),
         )
 
-    def _memory(self, work: Workload, *, heads: int = 1, captures: bool = False, variants: int = 1) -> float:
+    def _memory(
+        self, work: Workload, *, heads: int = 1, captures: bool = False, variants: int = 1, layers: int = 1
+    ) -> float:
         shape, weights = self.shape, float(self.shape.parameters * self.number_bytes)
-        if self.offloaded is not None:  # one layer at a time, and its keys and values
-            shape = replace(shape, layers=1)
+        if self.offloaded is not None:  # one layer at a time, and its keys and values; those of all `layers` of answers
+            shape = replace(shape, layers=layers)
             weights += self.offloaded.largest - self.offloaded.waiting + self._reads(work, variants)[1]
         return formulas.scoring_memory(
             shape,
