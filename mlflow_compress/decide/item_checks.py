@@ -6,6 +6,8 @@ registry of these values is `VALUES`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -86,33 +88,28 @@ def _column(name: str, most: float = 1.0) -> Callable[[MetricInputs], Float]:
     return lambda inputs: np.clip(_distance(inputs, name), 0.0, most)
 
 
-def _by_question(values: Float | Bool) -> Float:
-    """Return the mean over answers; one that has no value adds 0."""
-    return np.asarray(np.nansum(values, axis=1) / values.shape[1])
+_OfAnswers = Callable[[ThinkingModels], Float | Bool]
+
+
+def _drawn(value: _OfAnswers, inputs: MetricInputs) -> Float:
+    """Return a value of each problem that a model thinks about; NaN for other items.
+
+    A value of each drawn answer counts as their mean, to which one without a value adds 0.
+    """
+    found = np.full(len(inputs.view.family), np.nan)
+    if FAMILY in inputs.view.family:
+        models = thinking_models(inputs)
+        values = value(models)
+        found[models.rows] = values if values.ndim == 1 else np.nansum(values, axis=1) / values.shape[1]
+    return found
 
 
 def _thought(
-    of: Callable[[ThinkingModels], Float],
-    per: Callable[[ThinkingModels], Float] | None = None,
-    *,
-    low: float = 0.0,
-    factor: float = 1.0,
-    tokens: bool = False,
+    of: Callable[[ThinkingModels], Float | Bool],
+    per: Callable[[ThinkingModels], Float | Bool] | None = None,
+    **more: Any,
 ) -> ItemValue:
-    """Return the value of a problem that a model thinks about: from all answers that are drawn to it."""
-
-    def of_items(value: Callable[[ThinkingModels], Float]) -> Callable[[MetricInputs], Float]:
-        def values(inputs: MetricInputs) -> Float:
-            found = np.full(len(inputs.view.family), np.nan)
-            if FAMILY in inputs.view.family:
-                models = thinking_models(inputs)
-                found[models.rows] = value(models)
-            return found
-
-        return values
-
-    of_per = None if per is None else of_items(per)
-    return ItemValue(of=of_items(of), per=of_per, low=low, factor=factor, tokens=tokens, family=FAMILY)
+    return ItemValue(of=partial(_drawn, of), per=None if per is None else partial(_drawn, per), family=FAMILY, **more)
 
 
 def _right_delta(models: ThinkingModels) -> Float:
@@ -120,23 +117,15 @@ def _right_delta(models: ThinkingModels) -> Float:
 
 
 THOUGHTS: Mapping[str, ItemValue] = {
-    "reasoning/pass_at_1": _thought(
-        lambda m: _by_question(m.variant.right), lambda m: _by_question(np.isfinite(m.variant.right))
-    ),
-    "reasoning/pass_at_1_delta": _thought(
-        lambda m: _by_question(_right_delta(m)), lambda m: _by_question(np.isfinite(_right_delta(m))), low=-1.0
-    ),
+    "reasoning/pass_at_1": _thought(lambda m: m.variant.right, lambda m: np.isfinite(m.variant.right)),
+    "reasoning/pass_at_1_delta": _thought(_right_delta, lambda m: np.isfinite(_right_delta(m)), low=-1.0),
     # Of two answers, one right, the estimate of either variance is 1/4; it is less of more.
     "reasoning/flips_pct": _thought(lambda m: squared_change(m.first, m.variant), low=-0.5, factor=100.0),
-    "reasoning/length_ratio": _thought(
-        lambda m: _by_question(m.variant.tokens), lambda m: _by_question(m.again.tokens), tokens=True
-    ),
+    "reasoning/length_ratio": _thought(lambda m: m.variant.tokens, lambda m: m.again.tokens, tokens=True),
     "reasoning/found_and_lost_pct": _thought(
-        lambda m: _by_question((m.variant.right == 0.0) & m.variant.found),
-        lambda m: _by_question(m.variant.right == 0.0),
-        factor=100.0,
+        lambda m: (m.variant.right == 0.0) & m.variant.found, lambda m: m.variant.right == 0.0, factor=100.0
     ),
-    "reasoning/cut_pct": _thought(lambda m: _by_question(m.variant.cut), factor=100.0),
+    "reasoning/cut_pct": _thought(lambda m: m.variant.cut, factor=100.0),
 }
 VALUES: Mapping[str, ItemValue] = {
     "distance/flips_pct": ItemValue(of=lambda inputs: np.abs(_delta(inputs)), factor=100.0),
