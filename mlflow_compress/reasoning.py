@@ -95,8 +95,10 @@ _LETTER = re.compile(r"(?<![A-Za-z])[A-H](?![A-Za-z'])")
 _BRACED = r"[^{}]*+"
 for _ in range(5):  # braces in braces
     _BRACED = rf"(?:[^{{}}]++|\{{{_BRACED}\}})*+"
+_BOX = rf"\\boxed\{{({_BRACED})\}}"
+_SEVERAL = re.compile(rf"{_BOX}(?:(?:[\s,;$&{{}}]|\\(?:quad|text|[,;()\[\]])|\b(?:and|or)\b)*{_BOX})+")
 _ENDS = r"(?=\s*(?:</|<\||\[/|◁/|$))"
-_CONCLUDED = re.compile(rf"\\boxed\{{({_BRACED})\}}|\banswer\s*(?:is\b\s*:?|:)\s*([^\n]*?){_ENDS}", re.I | re.M)
+_CONCLUDED = re.compile(rf"{_BOX}|\banswer\s*(?:is\b\s*:?|:)\s*([^\n]*?){_ENDS}", re.I | re.M)
 
 
 def _number(text: str) -> str | None:
@@ -135,7 +137,8 @@ def _parsed(formula: str) -> list[Any]:
 
 
 def _math(text: str) -> str | None:
-    return text.strip() if _parsed(text.strip()) else None
+    formula = text.strip().removesuffix(".")  # of a sentence; math-verify would not find "12." to be 12
+    return formula if _parsed(formula) else None
 
 
 _READERS: Mapping[str, Callable[[str], str | None]] = {
@@ -186,11 +189,15 @@ def read_answer(answer: str, compare: str) -> str | None:
     """Return an answer in a form in which equal answers are equal; None where it cannot be read.
 
     It is the last conclusion, if there is one; else the last number, the only letter, the whole text, or what
-    math-verify finds. It also reads several boxes, because a set may be given in them. Equal formulas may be written
-    differently: see `agree`.
+    math-verify finds. It also reads boxes that nothing but "and" or a comma parts: they are one set. Equal formulas may
+    be written differently: see `agree`.
     """
-    if compare == "math" and (answer.count(r"\boxed{") > 1 or not any(conclusion_spans(answer, compare))):
-        return _found_formula(answer)
+    if compare == "math":
+        spans, boxes = [*conclusion_spans(answer, compare)], [*_SEVERAL.finditer(answer)]
+        if not spans:
+            return _found_formula(answer)
+        if boxes and spans[-1][0] < boxes[-1].end() and boxes[-1].start() < spans[-1][1]:
+            return _found_formula(boxes[-1][0])
     span = answer_span(answer, compare)
     return None if span is None else _READERS[compare](answer[slice(*span)])
 

@@ -137,6 +137,10 @@ def test_formulas_need_an_extra(sets: Path) -> None:
         (r"\text{Evelyn}", r"\boxed{\text{Evelyn}}", True),
         (r"\text{Evelyn}", r"\boxed{\text{Carla}}", False),
         ("12", r"\boxed{13}, no: \boxed{12}", True),
+        ("1, 2", r"\boxed{1} and \boxed{2}", True),
+        ("1, 2", r"\boxed{3}. No, $\boxed{1}$, $\boxed{2}$", True),
+        ("12", "The answer is 12.", True),
+        ("12", r"\boxed{1}, \boxed{2}. So the answer is 12.", True),
         ("12", "it is seven", None),
     ],
 )
