@@ -104,7 +104,7 @@ class CheckpointManifest:
         for path, digest in sha256_files((folder / name for name in self.weight_files), again=again).items():
             if self.weight_files[path.name] != digest:
                 raise CheckpointError("A weight file has changed since it was written", got=str(path))
-        others = other_files(folder)
+        others = _other_files(folder)
         if missing := sorted(self.other_files.keys() - others):
             raise CheckpointError("A file of the checkpoint is missing", got=str(folder / missing[0]))
         for name in others:
@@ -121,7 +121,7 @@ class CheckpointManifest:
                 )
 
 
-def other_files(folder: Path) -> set[str]:
+def _other_files(folder: Path) -> set[str]:
     """Return the names of all files of a checkpoint besides weights and manifest, hidden ones excepted."""
     weights = {path.name for path in stored_weights.weight_files(folder)}
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -131,10 +131,10 @@ def other_files(folder: Path) -> set[str]:
 
 def hash_others(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file besides weights and manifest, by its name within the folder."""
-    return {name: sha256_file(folder / name) for name in sorted(other_files(folder))}
+    return {name: sha256_file(folder / name) for name in sorted(_other_files(folder))}
 
 
 def hash_read(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of the files besides weights that loaders read: settings, tokenizer, templates, code."""
-    names = sorted(name for name in other_files(folder) if Path(name).suffix in _READ - {".safetensors"})
+    names = sorted(name for name in _other_files(folder) if Path(name).suffix in _READ - {".safetensors"})
     return {name: sha256_file(folder / name) for name in names}

@@ -6,7 +6,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheme:
+class _Scheme:
     """A preset of compressed-tensors, which has weights and activations."""
 
     preset: str  # Its name there
@@ -30,18 +30,18 @@ class Scheme:
 
 
 SCHEMES = {
-    "nvfp4": Scheme(
+    "nvfp4": _Scheme(
         preset="NVFP4",
         bits=4,
         group_size=16,
         stored_bits=4 + 8 / 16,
         format="nvfp4-pack-quantized",
     ),
-    "mxfp4": Scheme(preset="MXFP4", bits=4, group_size=32, stored_bits=4 + 8 / 32, format="mxfp4-pack-quantized"),
-    "mxfp8": Scheme(preset="MXFP8", bits=8, group_size=32, stored_bits=8 + 8 / 32, format="mxfp8-quantized"),
-    "w4a8": Scheme(preset="W4A8", bits=4, group_size=128, stored_bits=4 + 16 / 128, format="pack-quantized"),
-    "w4afp8": Scheme(preset="W4AFP8", bits=4, group_size=128, stored_bits=4 + 16 / 128, format="pack-quantized"),
-    "fp8-block": Scheme(
+    "mxfp4": _Scheme(preset="MXFP4", bits=4, group_size=32, stored_bits=4 + 8 / 32, format="mxfp4-pack-quantized"),
+    "mxfp8": _Scheme(preset="MXFP8", bits=8, group_size=32, stored_bits=8 + 8 / 32, format="mxfp8-quantized"),
+    "w4a8": _Scheme(preset="W4A8", bits=4, group_size=128, stored_bits=4 + 16 / 128, format="pack-quantized"),
+    "w4afp8": _Scheme(preset="W4AFP8", bits=4, group_size=128, stored_bits=4 + 16 / 128, format="pack-quantized"),
+    "fp8-block": _Scheme(
         preset="FP8_BLOCK", bits=8, group_size=128, stored_bits=8 + 16 / 128**2, format="float-quantized"
     ),
 }

@@ -33,7 +33,7 @@ def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int
     `costs` and `sizes`, in bytes, have shape (n_groups, n_formats). A size of 0: the group cannot have this format.
     """
     c, n = _checked(costs, sizes)
-    smallest = int(least(n, n))
+    smallest = int(_least(n, n))
     if max_bytes < smallest:
         raise ConfigError(
             "No choice of formats is as small as this", allowed=f"at least {smallest} bytes", got=max_bytes
@@ -44,7 +44,7 @@ def closest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_bytes: int
 def smallest_within(costs: npt.ArrayLike, sizes: npt.ArrayLike, *, max_cost: float) -> Allocation:
     """Return the formats of the fewest bytes whose summed cost is at most `max_cost`; less is a `ConfigError`."""
     c, n = _checked(costs, sizes)
-    closest = least(c, n)
+    closest = _least(c, n)
     if max_cost < closest:
         raise ConfigError("No choice of formats is as close as this", allowed=f"at least {closest:.3g}", got=max_cost)
     return _solved(c, n, max_cost=max_cost)
@@ -59,7 +59,7 @@ def _checked(costs: npt.ArrayLike, sizes: npt.ArrayLike) -> tuple[Float, Sizes]:
     return c, n
 
 
-def least(values: npt.NDArray[Any], sizes: Sizes) -> float:
+def _least(values: npt.NDArray[Any], sizes: Sizes) -> float:
     """Return the sum of each group's least value, over the formats that it can have."""
     return float(np.where(sizes > 0, values, np.inf).min(axis=1).sum())
 
@@ -163,7 +163,7 @@ class Limit:
 
         `scales` says whether the sizes have scales and zero points in them.
         """
-        smallest = int(least(sizes.layers, sizes.layers))
+        smallest = int(_least(sizes.layers, sizes.layers))
         smaller = "every group in its smallest format" + ("" if scales else ", and a little more for scales")
         if self.kind == "bits_per_weight":
             low, high, got = sizes.bits(smallest), sizes.bits(sizes.base), int(self.value * sizes.weights / 8)
@@ -213,7 +213,7 @@ class CostTable:
         if limit.kind != "max_kl":
             max_bytes = limit.layer_bytes(self.sizes)
             return closest_within(self.costs, self.sizes.layers, max_bytes=max_bytes)
-        lowest = least(self.costs, self.sizes.layers)
+        lowest = _least(self.costs, self.sizes.layers)
         if limit.value < lowest:
             raise ConfigError(
                 "max_kl is out of range",
@@ -225,7 +225,7 @@ class CostTable:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LinearMix:
+class _LinearMix:
     """Two uniform variants, mixed so that they have a given size."""
 
     smaller: str  # Their names
@@ -234,7 +234,7 @@ class LinearMix:
     kl: Float  # KL per unit (window or item), interpolated linearly; shape (n,)
 
 
-def linear_mix(n_bytes: int, uniform: Mapping[str, tuple[int, Float]]) -> LinearMix | None:
+def linear_mix(n_bytes: int, uniform: Mapping[str, tuple[int, Float]]) -> _LinearMix | None:
     """Return the linear mix of the uniform variants next to a size; None where there is none on both sides.
 
     `uniform` has the size of each variant, and its KL on the same units. Where costs add up and all weights are alike,
@@ -244,5 +244,5 @@ def linear_mix(n_bytes: int, uniform: Mapping[str, tuple[int, Float]]) -> Linear
     for (small, (low, kl_low)), (large, (high, kl_high)) in itertools.pairwise(ordered):
         if low <= n_bytes <= high and low < high:
             share = (n_bytes - low) / (high - low)
-            return LinearMix(smaller=small, larger=large, share=share, kl=(1 - share) * kl_low + share * kl_high)
+            return _LinearMix(smaller=small, larger=large, share=share, kl=(1 - share) * kl_low + share * kl_high)
     return None

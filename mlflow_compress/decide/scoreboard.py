@@ -258,7 +258,7 @@ class VariantCorrelation:
     reason: str = ""  # Why there is no correlation
 
 
-def correlate_metrics(rows: Sequence[Mapping[str, Cell]]) -> tuple[VariantCorrelation, ...]:
+def _correlate_metrics(rows: Sequence[Mapping[str, Cell]]) -> tuple[VariantCorrelation, ...]:
     """Return the correlation of every pair of main metrics that at least one variant has."""
     metrics = [name for name in MAIN_METRICS if any(name in row for row in rows)]
     return tuple(_correlation(rows, a, b) for a, b in itertools.combinations(metrics, 2))
@@ -491,7 +491,7 @@ def scoreboard(
         baseline_cells=baseline_cells,
         pareto=front,
         serving_fronts={cost: best for cost in _SERVING_COSTS if (best := _front(judged, cost, distance))},
-        correlations=correlate_metrics([values[v.name] for v in ordered]),
+        correlations=_correlate_metrics([values[v.name] for v in ordered]),
         separations=separations,
         groups=groups,
         warnings=tuple(_warnings(ordered, separations, groups[KL])),

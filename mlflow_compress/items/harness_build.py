@@ -30,7 +30,7 @@ from mlflow_compress.records import Items, Request, RunRecords
 
 
 @dataclass(frozen=True)
-class Document:
+class _Document:
     """One document of a leaf task with its requests."""
 
     item_id: str
@@ -39,13 +39,13 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class _Leaf:
     """A leaf task with its documents."""
 
     name: str  # The harness's name for it
     records: str  # Task name in our records: the group's, if the group becomes one task; otherwise the leaf's own
     task: Any  # The harness's task
-    documents: list[Document]
+    documents: list[_Document]
     kind: str  # "options", "answer" or "rolling"
 
 
@@ -75,8 +75,8 @@ def _tokenizer(model: str) -> Any:
 Responses = Mapping[str, list[Any]]  # by item id: one response per request, in the order of the document's instances
 
 
-def harness_metrics(
-    name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any], records: RunRecords
+def _harness_metrics(
+    name: str, leaves: Sequence[_Leaf], groups: Mapping[str, Any], records: RunRecords
 ) -> list[HarnessMetric]:
     """Return every metric of the leaf tasks and of their groups, averaged as the harness does.
 
@@ -119,7 +119,7 @@ def _listed(part: str, values: Mapping[str, Any], *, n_unscored: int) -> list[Ha
     ]
 
 
-def _judge_answers(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
+def _judge_answers(leaf: _Leaf, answers: Mapping[str, str]) -> dict[str, bool | None]:
     """Return which answers are correct by the task's first filter and exact-match metric; None if it has neither."""
     scored = [document for document in leaf.documents if document.item_id in answers]
     responses = {item_id: [text] for item_id, text in answers.items()}
@@ -134,7 +134,7 @@ def _judge_answers(leaf: Leaf, answers: Mapping[str, str]) -> dict[str, bool | N
     return right
 
 
-def _responses(name: str, leaf: Leaf, records: RunRecords) -> Responses:
+def _responses(name: str, leaf: _Leaf, records: RunRecords) -> Responses:
     """Return the responses of every document whose requests were all scored."""
     if leaf.kind == "answer":
         rows = records.generations.where(task=name, turn=0, sample=0).table.to_pylist() if records.generations else []
@@ -162,7 +162,7 @@ def _responses(name: str, leaf: Leaf, records: RunRecords) -> Responses:
     return {item: [scores[key] for key in its] for item, its in keys.items() if all(key in scores for key in its)}
 
 
-def _keys(name: str, leaf: Leaf, document: Document) -> list[tuple[str, str, int]]:
+def _keys(name: str, leaf: _Leaf, document: _Document) -> list[tuple[str, str, int]]:
     count = len(document.instances)
     if leaf.task.OUTPUT_TYPE == "multiple_choice":
         count = min(count, len(leaf.task.doc_to_choice(document.doc)))
@@ -182,7 +182,7 @@ def _harness_errors(action: str) -> Iterator[None]:
         raise DataError(f"lm-evaluation-harness cannot {action}: {error!r}") from error
 
 
-def _values(leaf: Leaf, scored: Sequence[Document], responses: Responses) -> dict[str, list[Mapping[str, Any]]]:
+def _values(leaf: _Leaf, scored: Sequence[_Document], responses: Responses) -> dict[str, list[Mapping[str, Any]]]:
     """Return the task's metrics per filter and document, from its filters and its `process_results`."""
     instances = []
     for document in scored:
@@ -247,7 +247,7 @@ def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tupl
     return Parts(tasks=tasks, averages=averages)
 
 
-def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
+def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> _Leaf:
     """Return a leaf task with its sampled documents, whose prompts the harness builds."""
     prefix = "" if records == name else f"{name}:"
     in_context: dict[str, Any] = {}
@@ -271,23 +271,23 @@ def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> Leaf:
             )
             made = task.construct_requests(doc=doc, ctx=context, metadata=(name, number, 1), **in_request)
             instances = sorted(made if isinstance(made, list) else [made], key=lambda instance: instance.idx)
-            documents.append(Document(f"{prefix}{number}", doc, instances))
+            documents.append(_Document(f"{prefix}{number}", doc, instances))
     if not documents:
         raise DataError(f"Task {name!r} has no documents")
     kinds = {instance.request_type for document in documents for instance in document.instances}
     known = {"loglikelihood": "options", "generate_until": "answer", "loglikelihood_rolling": "rolling"}
     if len(kinds) != 1 or not kinds <= known.keys():
         raise UnsupportedError(f"Task {name!r} asks in a way that cannot be scored", allowed=known, got=sorted(kinds))
-    return Leaf(name, records, task, documents, known[kinds.pop()])
+    return _Leaf(name, records, task, documents, known[kinds.pop()])
 
 
-def _choices(leaf: Leaf, document: Document) -> list[str]:
+def _choices(leaf: _Leaf, document: _Document) -> list[str]:
     if leaf.task.OUTPUT_TYPE == "multiple_choice":
         return [str(choice) for choice in leaf.task.doc_to_choice(document.doc)]
     return [instance.args[1].lstrip() for instance in document.instances]
 
 
-def _gold(leaf: Leaf, document: Document, choices: Sequence[str]) -> int | None:
+def _gold(leaf: _Leaf, document: _Document, choices: Sequence[str]) -> int | None:
     task = leaf.task
     gold = task.doc_to_text(document.doc) if getattr(task, "multiple_input", 0) else task.doc_to_target(document.doc)
     if isinstance(gold, list):
@@ -297,7 +297,7 @@ def _gold(leaf: Leaf, document: Document, choices: Sequence[str]) -> int | None:
     return gold if isinstance(gold, int) and 0 <= gold < len(choices) else None
 
 
-def _family(leaf: Leaf) -> str:
+def _family(leaf: _Leaf) -> str:
     """Return the item family of a leaf task; all of its documents have the same."""
     if leaf.kind == "rolling":
         return "rolling"
@@ -311,7 +311,7 @@ def _family(leaf: Leaf) -> str:
     return "lettered" if all(c == list(LETTERS[: len(c)]) for c in choices) else "cloze"
 
 
-def _rule(leaf: Leaf) -> str:
+def _rule(leaf: _Leaf) -> str:
     """Return the prediction rule: length-normalised if the task reports acc_norm, as in the papers."""
     rules = {"last_word": "greedy", "exact": "exact_match"}
     if "acc_norm" in leaf.task.aggregation():
@@ -319,7 +319,7 @@ def _rule(leaf: Leaf) -> str:
     return rules.get(_family(leaf), "loglik")
 
 
-def _tasks(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any]) -> list[Task]:
+def _tasks(name: str, leaves: Sequence[_Leaf], groups: Mapping[str, Any]) -> list[Task]:
     """Return the tasks of one or several leaf tasks: the task itself, and its options without context if needed."""
     first = leaves[0]
     family, rule = _family(first), _rule(first)
@@ -345,7 +345,7 @@ def _tasks(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any]) -> list
             requests=tuple(request for request in requests if request.task == name),
             answering=answering,
             documents=documents,
-            harness_metrics=partial(harness_metrics, name, tuple(leaves), groups),
+            harness_metrics=partial(_harness_metrics, name, tuple(leaves), groups),
         )
     ]
     if extra := tuple(request for request in requests if request.task != name):
@@ -355,7 +355,7 @@ def _tasks(name: str, leaves: Sequence[Leaf], groups: Mapping[str, Any]) -> list
 
 
 def _rows(
-    name: str, family: str, rule: str, leaf: Leaf, document: Document
+    name: str, family: str, rule: str, leaf: _Leaf, document: _Document
 ) -> tuple[list[dict[str, Any]], list[Request]]:
     """Return the items and requests of a document, those of the task of options without context included."""
     contexts = list(dict.fromkeys(str(instance.args[0]) for instance in document.instances))

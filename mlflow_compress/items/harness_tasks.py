@@ -30,7 +30,7 @@ from mlflow_compress.items.sources.data_dir import cache_of, folder_of, missing_
 _DEFINED = re.compile(r"""(?m)^\s*(?:-\s*)?["']?(?:task|group|tag)["']?\s*:\s*["']?([\w\-.+]+)""")
 
 
-def collection() -> Path:
+def _collection() -> Path:
     """Return the folder of the harness's task definitions, without importing `lm_eval`."""
     require_extra("harness", "lm_eval", by="A task of lm-evaluation-harness")
     spec = find_spec("lm_eval")
@@ -40,7 +40,7 @@ def collection() -> Path:
 
 @lru_cache(maxsize=1)
 def _texts() -> dict[Path, str]:
-    paths = (path for path in collection().rglob("*") if "yaml" in path.name and path.is_file())
+    paths = (path for path in _collection().rglob("*") if "yaml" in path.name and path.is_file())
     return {path: path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths)}
 
 
@@ -69,7 +69,7 @@ def folder_of_task(name: str) -> str | None:
     ]
     if len(definitions) != 1 or definitions[0][1] != "task" or definitions[0][0].suffix != ".yaml":
         return None
-    return definitions[0][0].parent.relative_to(collection()).as_posix()
+    return definitions[0][0].parent.relative_to(_collection()).as_posix()
 
 
 def defined_names() -> list[str]:
@@ -81,9 +81,9 @@ def definition(name: str, folders: Sequence[str]) -> bytes:
     """Return a task's name and the contents of its folders: definitions and their Python files."""
     parts = [name.encode()]
     for folder in folders:
-        for path in sorted((collection() / folder).rglob("*")):
+        for path in sorted((_collection() / folder).rglob("*")):
             if path.is_file() and ("yaml" in path.name or path.suffix == ".py"):
-                where = path.relative_to(collection()).as_posix()
+                where = path.relative_to(_collection()).as_posix()
                 parts.append(where.encode() + b"\n" + path.read_bytes())
     return b"\n".join(parts)
 
@@ -102,7 +102,7 @@ def manager(folders: tuple[str, ...] = ()) -> Any:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it logs every default
     if not folders:
         return lm_eval.tasks.TaskManager()
-    return lm_eval.tasks.TaskManager(include_path=[collection() / f for f in folders], include_defaults=False)
+    return lm_eval.tasks.TaskManager(include_path=[_collection() / f for f in folders], include_defaults=False)
 
 
 def load_harness_tasks(

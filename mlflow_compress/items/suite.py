@@ -30,7 +30,7 @@ from mlflow_compress.records import Items, Request, RunRecords, Traces
 from mlflow_compress.tool_calls import CallForm
 
 
-def rendered(
+def _rendered(
     task: Task,
     prompt: Callable[..., str],
     conversation: Callable[[str], str],
@@ -94,7 +94,7 @@ class Suite:
         return bool(self.corpora) or any(t.requests or t.documents or t.chains is not None for t in self.tasks)
 
     def rendered(self, *render: Any) -> "Suite":
-        return replace(self, tasks=tuple(rendered(task, *render) for task in self.tasks))
+        return replace(self, tasks=tuple(_rendered(task, *render) for task in self.tasks))
 
     @cached_property
     def hashes(self) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Judged:
     failed: str | None = None  # Why the stage fails after everything else has been logged, as sentences
 
 
-class NoSettings(BaseModel):
+class _NoSettings(BaseModel):
     """The settings of a judge that declares none."""
 
 
@@ -71,7 +71,7 @@ class Judge:
     # Loads what the judge needs, or raises, before any answer is generated, and returns the function that judges. Paid
     # results may be stored in the folder.
     open: Callable[[Any, Path], Callable[[JudgeInputs], Judged]]
-    settings: type[BaseModel] = NoSettings  # What `open` gets: its fields are parameters of the judge command
+    settings: type[BaseModel] = _NoSettings  # What `open` gets: its fields are parameters of the judge command
     requires: str  # What the judge needs to run, in one sentence
     source: str  # The paper or program that defines it, and any deviation from it
     on_request: bool = False  # Whether it judges only if it is named: "all" leaves it out

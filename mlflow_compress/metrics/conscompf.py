@@ -29,7 +29,7 @@ class Similarity:
     consistency_b: Float
 
     @property
-    def consistency(self) -> Float:
+    def _consistency(self) -> Float:
         """``(c_a + c_b)/2`` per instruction, shape (n,)."""
         return (self.consistency_a + self.consistency_b) / 2.0
 
@@ -40,7 +40,7 @@ class Similarity:
         the authors' code computes and their tables hold; where all consistencies are equal that divides by zero, and
         `c` stays as it is. "unweighted": ``y``.
         """
-        c = self.consistency
+        c = self._consistency
         if weighting == "unweighted":
             return self.cosine
         if weighting == "reference" and c.max() > c.min():

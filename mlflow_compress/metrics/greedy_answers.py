@@ -92,7 +92,7 @@ def answer_places(answers: TokenAnswers, scores: TokenScores) -> AnswerPlaces:
 
 
 @dataclass(frozen=True)
-class ForcedTokens:
+class _ForcedTokens:
     """Both models on every token of the baseline's greedy answers; every array has shape (n_tokens,)."""
 
     places: AnswerPlaces
@@ -101,7 +101,7 @@ class ForcedTokens:
     divergent_baseline: Bool
 
 
-def forced_tokens(inputs: MetricInputs) -> ForcedTokens:
+def forced_tokens(inputs: MetricInputs) -> _ForcedTokens:
     """Return what both models make of the baseline's greedy answers under teacher forcing."""
     run, variant = inputs.baseline, inputs.variant
     assert run.greedy_answers is not None and run.greedy_scores is not None  # `requires` has been checked
@@ -109,7 +109,7 @@ def forced_tokens(inputs: MetricInputs) -> ForcedTokens:
     ours = run.greedy_scores
     check_same_targets(ours, variant.greedy_scores)
     target = ours.column("target")
-    return ForcedTokens(
+    return _ForcedTokens(
         answer_places(run.greedy_answers, ours),
         finite("the KL of greedy answers", matched(ours, variant.greedy_distances, "kl")),
         matched(ours, variant.greedy_scores, "argmax") != target,

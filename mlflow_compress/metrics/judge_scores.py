@@ -33,7 +33,7 @@ def by_judge_model(judgments: Judgments, judge: str = JUDGE) -> dict[str, Judgme
 
 
 @dataclass(frozen=True)
-class TurnScores:
+class _TurnScores:
     """A judge's scores, one row per question."""
 
     question: list[tuple[str, str]]  # The questions, sorted
@@ -42,7 +42,7 @@ class TurnScores:
     n_unscored: Int  # Judgments of each turn without a readable score; shape (n, 2)
 
 
-def turn_scores(judgments: Judgments) -> TurnScores:
+def turn_scores(judgments: Judgments) -> _TurnScores:
     """Average the repeats of each question and turn; a judgment without a readable score is counted, never averaged."""
     if len(judgments) == 0:
         raise DataError("The judgments records are empty")
@@ -65,7 +65,7 @@ def turn_scores(judgments: Judgments) -> TurnScores:
     category = np.full(len(question), "", dtype=object)
     category[row] = [c or "" for c in judgments.table.column("category").to_pylist()]
     with np.errstate(invalid="ignore"):
-        return TurnScores(question, category, np.where(count > 0, total / count, np.nan), unread)
+        return _TurnScores(question, category, np.where(count > 0, total / count, np.nan), unread)
 
 
 _grade = keys_of("judge", low=1.0, high=10.0, unit="points", counted="answers")
@@ -112,12 +112,12 @@ def judge_scores(inputs: MetricInputs) -> list[MetricResult]:
     results = []
     for model, judgments in subject.items():
         other = turn_scores(baseline[model]) if inputs.variant is not None else None
-        results += [replace(result, task=model or None) for result in compared(inputs, turn_scores(judgments), other)]
+        results += [replace(result, task=model or None) for result in _compared(inputs, turn_scores(judgments), other)]
     return results
 
 
-def compared(
-    inputs: MetricInputs, subject: TurnScores, baseline: TurnScores | None, *, name: str = JUDGE
+def _compared(
+    inputs: MetricInputs, subject: _TurnScores, baseline: _TurnScores | None, *, name: str = JUDGE
 ) -> list[MetricResult]:
     """Return the mean scores of a model, and its baseline's and the difference where there is one, under `name`."""
     results = _mean_scores(inputs, subject, name, with_turns=name == JUDGE)
@@ -131,11 +131,13 @@ def compared(
         )
     results += _mean_scores(inputs, baseline, f"{name}_baseline")
     shared = np.where(np.isfinite(baseline.score), subject.score - baseline.score, np.nan)
-    delta = TurnScores(subject.question, subject.category, shared, subject.n_unscored + baseline.n_unscored)
+    delta = _TurnScores(subject.question, subject.category, shared, subject.n_unscored + baseline.n_unscored)
     return results + _mean_scores(inputs, delta, f"{name}_delta")
 
 
-def _mean_scores(inputs: MetricInputs, scores: TurnScores, key: str, *, with_turns: bool = False) -> list[MetricResult]:
+def _mean_scores(
+    inputs: MetricInputs, scores: _TurnScores, key: str, *, with_turns: bool = False
+) -> list[MetricResult]:
     s = inputs.settings
     bounds = Interval(-9.0, 9.0) if key.endswith("_delta") else Interval(1.0, 10.0)
     wanted = {key: [0, 1]} | ({"mt_bench_turn1": [0], "mt_bench_turn2": [1]} if with_turns else {})
@@ -245,12 +247,12 @@ def judge_panel(inputs: MetricInputs) -> list[MetricResult]:
             for row in part.table.to_pylist():
                 if row["score"] is not None:
                     rows[row["item_id"], who, row["turn"], row["repeat"]] = row["score"]
-    return compared(inputs, subject, baseline, name=PANEL) + rater_agreement(
+    return _compared(inputs, subject, baseline, name=PANEL) + rater_agreement(
         ratings, itemgetter(0), inputs.settings, kappa=KAPPA.name, alpha=ALPHA.name
     )
 
 
-def _panel(by_model: Mapping[str, Judgments]) -> TurnScores:
+def _panel(by_model: Mapping[str, Judgments]) -> _TurnScores:
     """Return the mean over the judge models of what all of them have scored."""
     each = [turn_scores(judgments) for judgments in by_model.values()]
     first = each[0]
@@ -259,7 +261,7 @@ def _panel(by_model: Mapping[str, Judgments]) -> TurnScores:
         raise AlignmentError("The judge models have graded different questions")
     # NaN, where a judge model has no score, stays NaN.
     scores = np.mean([scores.score for scores in each], axis=0)
-    return TurnScores(
+    return _TurnScores(
         [("", item) for item in ids[0]], first.category, scores, sum(s.n_unscored for s in each[1:]) + first.n_unscored
     )
 

@@ -25,7 +25,7 @@ SIGNIFICANT = 0.05
 """P-value below which a distance stands out from its noise floor."""
 
 
-def floors(wanted: Callable[[Metric], bool] = lambda metric: True) -> list[MetricKey]:
+def _floors(wanted: Callable[[Metric], bool] = lambda metric: True) -> list[MetricKey]:
     """Return the distances of the wanted metrics that declare a noise floor, in the order of the headline table."""
     every = [key for _, one in METRICS.items() if one.noise and wanted(one) for key in one.keys]
     floors = [key for key in every if key.floor is not None and key.floor.startswith("noise/")]
@@ -58,7 +58,7 @@ def _renamed(prefix: str, keys: list[MetricKey], results: list[MetricResult]) ->
 
 @metric(
     "noise_floor",
-    keys=lambda: _declare("noise/", floors(), "{} of the baseline's second run from its first.", on_request=False),
+    keys=lambda: _declare("noise/", _floors(), "{} of the baseline's second run from its first.", on_request=False),
     requires=(requirements.NOISE,),
     source="llama.cpp's habit of running the base against itself; ours for flips",
 )
@@ -68,13 +68,13 @@ def noise_floor(inputs: MetricInputs) -> list[MetricResult]:
     Each has the p-value by which the variant's distance is told from it, where there is one (`paired_p_values`).
     """
     p_values = paired_p_values(inputs)
-    results = [replace(result, p=p_values.get(result.name)) for result in noise_distances(inputs)]
-    return _renamed("noise/", floors(), results)
+    results = [replace(result, p=p_values.get(result.name)) for result in _noise_distances(inputs)]
+    return _renamed("noise/", _floors(), results)
 
 
 def _of_both_engines() -> list[MetricKey]:
     """Return the distances that both engines have; bounds from lists of tokens are for models behind a server."""
-    return floors(lambda metric: requirements.OPTION_BOUNDS not in metric.requires)
+    return _floors(lambda metric: requirements.OPTION_BOUNDS not in metric.requires)
 
 
 @metric(
@@ -93,13 +93,13 @@ def engine_distance(inputs: MetricInputs) -> list[MetricResult]:
 
     They are measured on the sample of the noise floor. The reference is the engine that runs baseline and variant.
     """
-    return _renamed("engine/", _of_both_engines(), own_distances(inputs, inputs.engine) if inputs.engine else [])
+    return _renamed("engine/", _of_both_engines(), _own_distances(inputs, inputs.engine) if inputs.engine else [])
 
 
 def _of_a_server() -> list[MetricKey]:
     """Return the distances that a server shows: those of answers, and bounds from lists of tokens."""
     complete = {requirements.OPTION_DISTANCES, requirements.TOKEN_DISTANCES, requirements.CHAIN_DISTANCES}
-    return floors(lambda metric: not complete & set(metric.requires))
+    return _floors(lambda metric: not complete & set(metric.requires))
 
 
 @metric(
@@ -121,15 +121,15 @@ def served_noise(inputs: MetricInputs) -> list[MetricResult]:
     """
     assert inputs.variant is not None and inputs.asked_again is not None  # `requires` has been checked
     itself = MetricInputs(inputs.variant, settings=inputs.settings)
-    return _renamed("served/", _of_a_server(), own_distances(itself, inputs.asked_again))
+    return _renamed("served/", _of_a_server(), _own_distances(itself, inputs.asked_again))
 
 
-def noise_distances(inputs: MetricInputs) -> list[MetricResult]:
+def _noise_distances(inputs: MetricInputs) -> list[MetricResult]:
     """Return every pooled distance of the baseline's second run from its first, under the distance's own name."""
-    return own_distances(inputs, inputs.noise) if inputs.noise is not None else []
+    return _own_distances(inputs, inputs.noise) if inputs.noise is not None else []
 
 
-def own_distances(inputs: MetricInputs, again: RunRecords) -> list[MetricResult]:
+def _own_distances(inputs: MetricInputs, again: RunRecords) -> list[MetricResult]:
     """Return every pooled distance of a model that was scored again from its first run, `inputs.baseline`."""
     settings = replace(inputs.settings, pooled_only=True)
     first = _sampled(inputs.whole_baseline, again)
@@ -256,7 +256,7 @@ def noise_table(inputs: MetricInputs, results: Iterable[MetricResult]) -> list[d
     None. Floor and label are None where the second run has no such distance, and the label where nothing decides.
     """
     p_values = paired_p_values(inputs)
-    floors = {r.name: r for r in noise_distances(inputs)}
+    floors = {r.name: r for r in _noise_distances(inputs)}
     rows = []
     for r in results:
         if not r.name.startswith("distance/") or r.task is not None or r.category is not None:

@@ -68,7 +68,7 @@ def bias_of(means: Float) -> Float:
     return np.asarray(np.abs(means).sum(axis=-1) / 2.0, dtype=np.float64)
 
 
-def gold_letters(grid: OptionGrid, gold: npt.ArrayLike) -> Int:
+def _gold_letters(grid: OptionGrid, gold: npt.ArrayLike) -> Int:
     """Return the shown position of the right content, shape (n_items, n_permutations)."""
     shown = (grid.content == np.asarray(gold)[:, None, None]) & np.isfinite(grid.loglik)
     return np.asarray(shown.argmax(axis=-1), dtype=np.int64)
@@ -144,7 +144,7 @@ def answer_order(inputs: MetricInputs) -> list[MetricResult]:
     if inputs.variant is not None:
         models["_baseline"] = inputs.baseline_predictions
     used = min(p.scored.shape[1] for p in models.values())
-    golds = gold_letters(inputs.grid("baseline"), inputs.view.gold)
+    golds = _gold_letters(inputs.grid("baseline"), inputs.view.gold)
 
     def estimates(rows: Int) -> Estimates:
         letters, every = int(inputs.view.n_options[rows].max()), np.ones((len(rows), used), dtype=bool)
@@ -179,7 +179,7 @@ def answer_order(inputs: MetricInputs) -> list[MetricResult]:
 FAMILY = "lettered_orders"
 
 
-def agreement(content: Int, shown: Bool) -> Float:
+def _agreement(content: Int, shown: Bool) -> Float:
     """Return, for each item, how often two different orders make the model choose the same content, in [0, 1].
 
     ``sum_c n_c (n_c - 1) / (m (m - 1))`` with `n_c` the orders in which content `c` is chosen, of `m`. 1 for a model
@@ -200,7 +200,7 @@ class _Orders:
 
     complete: Bool  # Scored in all orders; shape (n,)
     content: Int  # The orders: original index of what is shown at each position; shape (n, m, n_options)
-    right: Float  # Share of orders in which the model is right, and `agreement`; shape (n,)
+    right: Float  # Share of orders in which the model is right, and `_agreement`; shape (n,)
     same: Float
     always: Bool  # Right in every order; shape (n,)
     excess: Float  # `letter_excess`; shape (n, n_options)
@@ -217,9 +217,9 @@ def _measure(view: ItemTable, run: RunRecords) -> _Orders:
         complete=(predictions.scored & shown).sum(axis=1) == wanted,
         content=grid.content,
         right=(predictions.correct & shown).sum(axis=1) / shown.sum(axis=1),
-        same=agreement(predictions.content, shown),
+        same=_agreement(predictions.content, shown),
         always=np.asarray((predictions.correct | ~shown).all(axis=1), dtype=bool),
-        excess=letter_excess(predictions.letter, gold_letters(grid, view.gold), grid.content.shape[2], shown),
+        excess=letter_excess(predictions.letter, _gold_letters(grid, view.gold), grid.content.shape[2], shown),
     )
 
 

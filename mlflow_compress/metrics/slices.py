@@ -31,14 +31,14 @@ def slice_key(name: str, what: str, **more: Any) -> MetricKey:
 
 
 @dataclass(frozen=True, eq=False)
-class Slicing:
+class _Slicing:
     """Items sorted into slices by one property. Items that are in no slice are among the others."""
 
     names: Sequence[tuple[str | None, str | None]]  # Task and category of each slice
     code: Int  # Number of each item's slice, `len(names)` and more for none; shape (n,)
 
 
-def slicings(task: Sequence[str], category: Sequence[str | None], texts: Sequence[str]) -> list[Slicing]:
+def slicings(task: Sequence[str], category: Sequence[str | None], texts: Sequence[str]) -> list[_Slicing]:
     """Return how items are sliced: by task, by the categories of each task, and by script and language of their text.
 
     A property that all items share makes no slices, nor do languages that part the items as their scripts do. The
@@ -63,7 +63,7 @@ def slicings(task: Sequence[str], category: Sequence[str | None], texts: Sequenc
         if len(names) > 1:
             number = {place: i for i, place in enumerate(names)}
             code = np.array([len(names) if place is None else number[place] for place in column], dtype=np.int64)
-            result.append(Slicing(names, code))
+            result.append(_Slicing(names, code))
     return result
 
 
@@ -78,7 +78,7 @@ class SlicedDistance:
 
 
 def by_slice(
-    inputs: MetricInputs, slices: Sequence[Slicing], distances: Sequence[SlicedDistance]
+    inputs: MetricInputs, slices: Sequence[_Slicing], distances: Sequence[SlicedDistance]
 ) -> list[MetricResult]:
     """Return the worst slice's value of every distance, each followed by those of the slices.
 

@@ -82,7 +82,7 @@ def shared_samples(baseline: Generations, variant: Generations) -> tuple[Generat
 
 
 @dataclass(frozen=True)
-class AnswerPairs:
+class _AnswerPairs:
     """Free answers of both models to the same instructions."""
 
     references: list[str]  # The baseline's and the variant's answers
@@ -107,7 +107,7 @@ class AnswerPairs:
             yield subset.result(name, float(scores[rows].mean()), interval, n=len(rows), level=inputs.settings.level)
 
 
-def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
+def answer_pairs(inputs: MetricInputs) -> _AnswerPairs | None:
     """Return the paired free answers, or None where there are none.
 
     Tasks whose generated answers are right or wrong are left out.
@@ -122,7 +122,7 @@ def answer_pairs(inputs: MetricInputs) -> AnswerPairs | None:
         return None
     ours, theirs = shared_samples(ours.where(task=tasks), theirs.where(task=tasks))
     _, instruction = np.unique([f"{t}\x1f{i}" for t, i, *_ in ours.key_rows()], return_inverse=True)
-    return AnswerPairs(
+    return _AnswerPairs(
         references=ours.table.column("text").to_pylist(),
         texts=theirs.table.column("text").to_pylist(),
         task=ours.column("task"),

@@ -77,13 +77,13 @@ def _results(inputs: MetricInputs, judgments: Judgments) -> list[MetricResult]:
         adds = None
         if first is not None and second is not None:
             # A verdict for the variant is 1: it is B in the first order, then A.
-            adds = won_and_lost(first if first == second else 0.5)
+            adds = _won_and_lost(first if first == second else 0.5)
             if orders[0]["judge"] != "none":
                 both = (first, second)
                 bias = {CONSISTENCY: first == second, FIRST: both == (0.0, 1.0), SECOND: both == (1.0, 0.0)}
                 adds |= {key.name.removeprefix(_PREFIX): float(value) for key, value in bias.items()}
-        preferences.append(Preference(item, orders[min(orders)]["category"] or "", adds))
-    results = preference_shares(preferences, inputs.settings)
+        preferences.append(_Preference(item, orders[min(orders)]["category"] or "", adds))
+    results = _preference_shares(preferences, inputs.settings)
     if not any(is_biased(r) for r in results if r.category is None):
         return results
     preferred = {key.name for key in (WIN_RATE, WINS, LOSSES)}
@@ -96,7 +96,7 @@ def is_biased(result: MetricResult) -> bool:
 
 
 @dataclass(frozen=True)
-class Preference:
+class _Preference:
     """One comparison of two answers."""
 
     question: str  # What both answer. Comparisons of one question depend on each other.
@@ -105,12 +105,12 @@ class Preference:
     adds: Mapping[str, float] | None
 
 
-def won_and_lost(value: float) -> dict[str, float]:
+def _won_and_lost(value: float) -> dict[str, float]:
     """Return what a verdict adds to win rate, wins and losses: 1 if the variant won, 0 if it lost, 0.5 for a tie."""
     return {"win_rate": value, "wins": float(value == 1.0), "losses": float(value == 0.0)}
 
 
-def preference_shares(preferences: Iterable[Preference], settings: MetricSettings) -> list[MetricResult]:
+def _preference_shares(preferences: Iterable[_Preference], settings: MetricSettings) -> list[MetricResult]:
     """Return the share of each name, with `judge/` before it, over all comparisons, then by category."""
     given = list(preferences)
     questions = sorted({one.question for one in given})

@@ -51,7 +51,7 @@ class LoadConfig:
             raise ConfigError("Unknown dtype", allowed=DTYPES, got=self.dtype)
 
 
-class OpenedModel(ABC):
+class _OpenedModel(ABC):
     """The identity of a model that transformers reads, with its weights in memory or without."""
 
     tokenizer: Any
@@ -92,7 +92,7 @@ class OpenedModel(ABC):
 
 
 @dataclass(frozen=True)
-class LoadedModel(OpenedModel):
+class LoadedModel(_OpenedModel):
     """A model in eval mode with its tokenizer.
 
     Its weights are aligned in memory (`align_weights`), and its numbers do not depend on what it has computed before
@@ -118,7 +118,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
     """Load a checkpoint of any format that transformers reads (compressed-tensors, bitsandbytes, ...)."""
     from transformers import AutoModelForCausalLM
 
-    folder = model_folder(config.path)
+    folder = _model_folder(config.path)
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     placed, kernel = placement(config.device, config.max_memory), checkpoint_config.attention(folder)
     if "cpu" in placed.get("max_memory", {}):
@@ -192,7 +192,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
 
 
 @dataclass(frozen=True)
-class LightModel(OpenedModel):
+class LightModel(_OpenedModel):
     """The identity of a model, as a `LoadedModel` has it, without weights in memory; it cannot score."""
 
     model_config: Any
@@ -208,7 +208,7 @@ class LightModel(OpenedModel):
 
 def open_light(config: LoadConfig) -> LightModel:
     """Open a model without its weights, from its configuration, its tokenizer and the headers of its weight files."""
-    folder = model_folder(config.path)
+    folder = _model_folder(config.path)
     trusted = config.trust_remote_code
     device = placement(config.device, config.max_memory)["device_map"]
     model_config = architectures.loading_options(folder, trust_remote_code=trusted).get("config")
@@ -240,7 +240,7 @@ def _stored_dtype(model_config: Any, folder: Path) -> torch.dtype:
     raise CheckpointError("The checkpoint holds no floating-point weights", got=str(folder))
 
 
-def model_folder(path: str) -> Path:
+def _model_folder(path: str) -> Path:
     """Return the local folder of a checkpoint that holds a configuration and weights (see `resolve_folder`)."""
     folder = resolve_folder(path)
     if not (folder / "config.json").is_file() or not checkpoint_config.weight_files(folder):

@@ -33,7 +33,7 @@ def _no(why: str = "") -> Words:
     return Words(f"no: {why}" if why else "no", style="same")
 
 
-def separates(result: MetricResult, unchanged: float) -> Words | None:
+def _separates(result: MetricResult, unchanged: float) -> Words | None:
     """Return whether the interval of a difference excludes `unchanged`, that is, "no change"; None without interval."""
     if result.value == unchanged and (result.low is None or result.low == result.high):
         return _no("exactly the same")
@@ -71,7 +71,7 @@ def _above_floor(result: MetricResult, floor: MetricResult | None, unchanged: fl
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadlineRow:
+class _HeadlineRow:
     """One row of the headline table, as text. A cell that does not apply is None."""
 
     label: str  # Name of the metric, and its meaning in one sentence
@@ -96,7 +96,7 @@ def _count(result: MetricResult, counted: str) -> str:
     return f"{text} ({result.n_unscored:,} unscored)" if result.n_unscored else text
 
 
-def _row(declared: MetricKey, pooled: Pooled) -> HeadlineRow | None:
+def _row(declared: MetricKey, pooled: Pooled) -> _HeadlineRow | None:
     """Return the row of a metric: a distance, or both models' values with their difference; None if not computed."""
     baseline_name = f"{declared.name}_baseline"
     each = baseline_name in all_keys()  # whether each model has a value
@@ -113,10 +113,10 @@ def _row(declared: MetricKey, pooled: Pooled) -> HeadlineRow | None:
         shown = numbers.Scale(decimals=3) if ratio else scale
         difference = ("x" if ratio else "") + numbers.interval_text(change, shown, difference=each and not ratio)
         either_way = each or declared.low < unchanged < declared.high  # such as a win rate
-        distinguishable = separates(change, unchanged) if either_way else _above_floor(change, floor, unchanged)
+        distinguishable = _separates(change, unchanged) if either_way else _above_floor(change, floor, unchanged)
     elif variant is not None and not declared.difference:  # the interval has no other place
         difference = f"variant {numbers.interval_text(variant, scale, difference=False)}"
-    return HeadlineRow(
+    return _HeadlineRow(
         label=declared.label,
         meaning=declared.meaning,
         n=_count(counted, declared.counted),
@@ -128,12 +128,12 @@ def _row(declared: MetricKey, pooled: Pooled) -> HeadlineRow | None:
     )
 
 
-def _kl_rows(pooled: Pooled) -> list[HeadlineRow]:
+def _kl_rows(pooled: Pooled) -> list[_HeadlineRow]:
     """Return the rows under the KL of the items: the share of its largest items, and the values that the gate reads."""
     if only_generated(pooled):
         meaning = "KL compares the probabilities of given options."
         return [
-            HeadlineRow(label="KL, items (nats)", meaning=meaning, difference="not measured: answers are generated")
+            _HeadlineRow(label="KL, items (nats)", meaning=meaning, difference="not measured: answers are generated")
         ]
     rows = []
     item, percent = pooled.get(kl_tail.TOP_ITEM.name), pooled.get(kl_tail.TOP_PERCENT.name)
@@ -141,30 +141,30 @@ def _kl_rows(pooled: Pooled) -> list[HeadlineRow]:
         held = f"{result_text(item)} / {result_text(percent)} of the mean"
         meaning = "How much of the mean KL the item with the largest KL holds, and the largest percent of the items."
         rows.append(
-            HeadlineRow(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held)
+            _HeadlineRow(label="KL in largest item / 1 %", meaning=meaning, n=_count(item, "items"), difference=held)
         )
     return rows + [
-        HeadlineRow(label=k.label, meaning=k.meaning, n=_count(result, k.counted), difference=result_text(result))
+        _HeadlineRow(label=k.label, meaning=k.meaning, n=_count(result, k.counted), difference=result_text(result))
         for k in (kl_tail.CLIPPED, kl_tail.ABOVE_CLIP)
         if (result := pooled.get(k.name)) is not None
     ]
 
 
-def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
-    size = HeadlineRow(
+def _size_rows(sizes: "CheckpointManifest") -> list[_HeadlineRow]:
+    size = _HeadlineRow(
         label="Size",
         meaning="Bytes of the stored tensors.",
         baseline=numbers.bytes_text(sizes.base_size_bytes),
         variant=numbers.bytes_text(sizes.size_bytes),
         difference=numbers.ratio_text(sizes.size_ratio),
     )
-    zeros = HeadlineRow(
+    zeros = _HeadlineRow(
         label="Zeros in linear weights",
         meaning="Share of the linear layers' weights that are exactly 0.",
         variant=f"{100 * (sizes.sparsity or 0.0):.0f} %",
         difference="saved dense: no smaller on disk",
     )
-    bits = HeadlineRow(
+    bits = _HeadlineRow(
         label="Bits per weight",
         meaning="Stored bits per weight of the linear layers, scales and zero points included.",
         variant=f"{sizes.bits_per_weight:.2f}",
@@ -173,7 +173,7 @@ def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
     before, now = sizes.base_cache_bytes_per_token, sizes.cache_bytes_per_token
     if before is None or now is None or before == now:
         return rows
-    cache = HeadlineRow(
+    cache = _HeadlineRow(
         label="Cache per token",
         meaning="Bytes of the keys and values of one token in all layers, scales included.",
         baseline=numbers.bytes_text(round(before)),
@@ -183,18 +183,18 @@ def _size_rows(sizes: "CheckpointManifest") -> list[HeadlineRow]:
     return [*rows, cache]
 
 
-def headline_rows(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> list[HeadlineRow]:
+def headline_rows(pooled: Pooled, sizes: "CheckpointManifest | None" = None) -> list[_HeadlineRow]:
     """Return the rows of the metrics that were computed, in the order that they declare (`MetricKey.headline`)."""
     return [row for row, _ in _rows(pooled, sizes)]
 
 
-def _rows(pooled: Pooled, sizes: "CheckpointManifest | None") -> list[tuple[HeadlineRow, bool]]:
+def _rows(pooled: Pooled, sizes: "CheckpointManifest | None") -> list[tuple[_HeadlineRow, bool]]:
     """Return the same, each with whether a terminal shows it where there are too many.
 
     It shows what MLflow's leaderboard has a column for, what plug-ins measure, and the sizes.
     """
     always = {declared.name for declared in (*leaderboard_keys(), *plugin_keys())}
-    rows: list[tuple[HeadlineRow, bool]] = []
+    rows: list[tuple[_HeadlineRow, bool]] = []
     for headline in headline_keys():
         row = _row(headline, pooled)
         found = [*([] if row is None else [row]), *(_kl_rows(pooled) if headline.name == KL else [])]
@@ -293,7 +293,7 @@ def headline_rows_table(pooled: Pooled, sizes: "CheckpointManifest | None" = Non
     return _table(pooled, headline_rows(pooled, sizes))
 
 
-def _table(pooled: Pooled, rows: Sequence[HeadlineRow]) -> Table:
+def _table(pooled: Pooled, rows: Sequence[_HeadlineRow]) -> Table:
     difference = f"difference [{interval_percent(pooled)} interval]"
     heads = [Column("metric", left=True, key="metric"), *(Column(name, key=name) for name in _NUMBERS)]
     heads.append(Column(difference, left=True, key="difference"))

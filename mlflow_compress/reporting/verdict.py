@@ -35,7 +35,7 @@ _SLICED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SliceFinding:
+class _SliceFinding:
     """One distance in one slice, held against the other items."""
 
     name: str  # The task, its category, or a script
@@ -59,7 +59,7 @@ class SliceFinding:
         return numbers.plain(self.others, digits) + scale.suffix
 
 
-def slice_findings(results: Sequence[MetricResult]) -> list[SliceFinding]:
+def slice_findings(results: Sequence[MetricResult]) -> list[_SliceFinding]:
     """Return every distance in every slice, that with the smallest corrected p-value first.
 
     The slice with the largest value of a distance has the interval of the headline's worst slice: it was looked for.
@@ -77,7 +77,7 @@ def slice_findings(results: Sequence[MetricResult]) -> list[SliceFinding]:
         if worst is not None and worst.value == result.value:
             result = replace(result, low=worst.low, high=worst.high)
         place = "/".join(filter(None, (result.task, result.category)))
-        findings.append(SliceFinding(name=place, measured=measured, result=result, others=others))
+        findings.append(_SliceFinding(name=place, measured=measured, result=result, others=others))
     return sorted(findings, key=lambda one: (one.result.p, list(_SLICED).index(one.result.name), -one.result.value))
 
 

@@ -87,7 +87,7 @@ class PassReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoringReport(PassReport):
+class _ScoringReport(PassReport):
     """Report on one scoring pass."""
 
     path: str  # "packed" or "plain"
@@ -458,7 +458,7 @@ class Scorer:
                 execution = loaded.execution
         self._execution = execution
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length, loaded.vocab_size)
-        self.report: ScoringReport | None = None
+        self.report: _ScoringReport | None = None
 
     def score(
         self,
@@ -624,7 +624,7 @@ class Scorer:
         elif baseline is not None:
             same_plan = n_splits == 0
 
-        self.report = ScoringReport(
+        self.report = _ScoringReport(
             path=path,
             plain_reason=reason,
             n_requests=len(encoded),

@@ -60,7 +60,7 @@ def longest_prompt(n_bytes: int) -> int:
 
 
 @dataclass
-class Tokens:
+class _Tokens:
     """What the calls to one model took."""
 
     # Completions received; those whose endpoint did not say how many tokens they took, which no sum counts
@@ -98,7 +98,7 @@ class Spending:
 
     prices: Mapping[str, Price] = field(default_factory=dict)  # By model; empty if costs are not asked for
     budget: Budget = field(default_factory=Budget)  # What the calls are paid from
-    by_model: dict[str, Tokens] = field(default_factory=dict)  # What was taken so far
+    by_model: dict[str, _Tokens] = field(default_factory=dict)  # What was taken so far
 
     def most(self, model: str, n_bytes: int, max_completion: int) -> float:
         """Return the most that a call can cost; 0 without a budget."""
@@ -122,7 +122,7 @@ class Spending:
         The server may have worked on a call that was sent and never answered, and ask for its money.
         """
         self.budget.under_way -= most
-        tokens = self.by_model.setdefault(model, Tokens()) if answered or lost else Tokens()
+        tokens = self.by_model.setdefault(model, _Tokens()) if answered or lost else _Tokens()
         tokens.unanswered += lost
         if lost:
             self.budget.spent += most

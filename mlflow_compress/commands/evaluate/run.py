@@ -67,7 +67,7 @@ def evaluate_baseline(config: EvaluateConfig, store: Tracker) -> Baseline:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class _Compared:
     """A variant beside its baseline: what metrics read, and where it comes from."""
 
     inputs: MetricInputs
@@ -83,7 +83,7 @@ def evaluate_variant(
     run: TrackedRun,
     until_finished: ExitStack,
     say: Say = silent,
-) -> Compared:
+) -> _Compared:
     """Score the variant, or find its scores.
 
     The harness's own metrics are logged here, because they need the tasks. The folder of unfinished results stays until
@@ -146,11 +146,11 @@ def evaluate_variant(
     account = (
         stored.read_account(store, earlier[0].run_id)
         if earlier
-        else _account_of(inputs, outputs, {**conditions(config, base, variant), **drawn_with(suite)})
+        else _account_of(inputs, outputs, {**conditions(config, base, variant), **_drawn_with(suite)})
     )
     run.log_json(account.to_dict(), ACCOUNT)
     run.log_values(account.values())
-    return Compared(inputs=inputs, baseline=baseline, account=account, found_in=earlier[0].run_id if earlier else None)
+    return _Compared(inputs=inputs, baseline=baseline, account=account, found_in=earlier[0].run_id if earlier else None)
 
 
 def _score(
@@ -234,7 +234,7 @@ def conditions(config: EvaluateConfig, base: EngineModel, variant: EngineModel) 
     return {name: value for name, value in known.items() if value}
 
 
-def drawn_with(suite: Suite) -> dict[str, str]:
+def _drawn_with(suite: Suite) -> dict[str, str]:
     """Return how the answers of problems were drawn, by what is said of each."""
     answered = (task.answering for task in suite.tasks)
     asked = [one for one in answered if one is not None and one.thinking is not None]

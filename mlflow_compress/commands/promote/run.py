@@ -39,7 +39,7 @@ from mlflow_compress.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True, kw_only=True)
-class Competition:
+class _Competition:
     """The variants that compete for promotion."""
 
     label: str  # The baseline's short name
@@ -69,7 +69,7 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
     return [evaluation for evaluation in every if weights in (None, evaluation.base_weights)]
 
 
-def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
+def choose_competition(tracker: Tracker, config: PromoteConfig) -> _Competition:
     """Return the variants that compete: those of the requested evaluation, or of the one with the most items."""
     if is_endpoint(config.model):
         raise ConfigError(
@@ -95,7 +95,7 @@ def choose_competition(tracker: Tracker, config: PromoteConfig) -> Competition:
         for e in every
         if e.id != chosen.id
     ]
-    return Competition(label=label, evaluation=chosen, left_out=tuple(left_out))
+    return _Competition(label=label, evaluation=chosen, left_out=tuple(left_out))
 
 
 def _verdict_of(settlement: Settlement, alias: str, incumbent: Incumbent | None, version: str | None) -> str:
@@ -117,7 +117,7 @@ def _verdict_of(settlement: Settlement, alias: str, incumbent: Incumbent | None,
     return f"{winner.name} (version {version}) is now '{alias}'{before}."
 
 
-def _remarks_of(competition: Competition, naming: str | None, settlement: Settlement) -> list[str]:
+def _remarks_of(competition: _Competition, naming: str | None, settlement: Settlement) -> list[str]:
     """Return remarks on the decision: what was compared and left out, names of several, why the champion stays."""
     lines = [f"Compared: {competition.evaluation.described}, baseline '{competition.label}'."]
     lines += [f"Left out, not comparable: {group}." for group in competition.left_out]
@@ -139,7 +139,7 @@ def _decision_markdown(verdict: str, remarks: list[str], decision: Decision) -> 
 
 
 def _decision_record(
-    competition: Competition,
+    competition: _Competition,
     registered_model: str,
     policy: Policy,
     gates: PolicyGates,
@@ -293,7 +293,7 @@ def _promote(
     return replace(promotion, decision=decision, verdict=verdict, run=tracker.link(run.run_id))
 
 
-def _tags(competition: Competition, registered_model: str, alias: str, policy: Policy) -> dict[str, str]:
+def _tags(competition: _Competition, registered_model: str, alias: str, policy: Policy) -> dict[str, str]:
     """Return the tags of a decision's run: what it was about, and by which policy."""
     return {
         run_names.BASE_MODEL: competition.label,
@@ -338,7 +338,7 @@ def _apply(
     tracker: Tracker,
     run: TrackedRun,
     settlement: Settlement,
-    competition: Competition,
+    competition: _Competition,
     name: str,
     alias: str,
     incumbent: Incumbent | None,

@@ -57,7 +57,7 @@ class Receiver:
             if not length.isdecimal() or int(length) > _LONGEST_BODY:
                 raise RefusedError(413, f"a delivery has at most {_LONGEST_BODY} bytes")
             headers = {name: environ.get(f"HTTP_{name.upper().replace('-', '_')}", "") for name in HEADERS}
-            status, said = self.receive(headers, environ["wsgi.input"].read(int(length)))
+            status, said = self._receive(headers, environ["wsgi.input"].read(int(length)))
         except RefusedError as refused:
             status, said = refused.status, str(refused)
         text = f"{said}\n".encode()
@@ -67,7 +67,7 @@ class Receiver:
         )
         return [text]
 
-    def receive(self, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
+    def _receive(self, headers: Mapping[str, str], body: bytes) -> tuple[int, str]:
         """Return the HTTP status and what is said of a delivery, after making it pending; others are refused."""
         id_ = delivery_id(headers, body, self._secret, time.time())
         try:

@@ -8,16 +8,16 @@ from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import MethodConfig, register
 
 
-class EightBitConfig(MethodConfig):
+class _EightBitConfig(MethodConfig):
     """Settings of a method with 8-bit weights and activations."""
 
     bits: int = 8  # Bits per weight and per activation: always 8
 
 
-class EightBitMethod(ForLayers[EightBitConfig]):
+class _EightBitMethod(ForLayers[_EightBitConfig]):
     """A method with one scale per row of weights, and one scale per token of activations, computed at run time."""
 
-    Config = EightBitConfig
+    Config = _EightBitConfig
     grid: ClassVar[Literal["int", "float"]]
     runs_in = ("vLLM",)
     supported_bits = (8,)
@@ -28,7 +28,7 @@ class EightBitMethod(ForLayers[EightBitConfig]):
 
 
 @register
-class Fp8(EightBitMethod):
+class Fp8(_EightBitMethod):
     """e4m3 weights (one scale per row) and activations (one scale per token, computed at run time).
 
     On a processor without float8 arithmetic, values are rounded to the float8 grid and multiplied in float32.
@@ -43,7 +43,7 @@ class Fp8(EightBitMethod):
 
 
 @register
-class W8A8(EightBitMethod):
+class W8A8(_EightBitMethod):
     """Round-to-nearest weights (one scale per row) and activations (one scale per token, computed at run time)."""
 
     name = "w8a8"

@@ -16,7 +16,7 @@ from mlflow_compress.paths import started_in
 WEIGHTS = "adapter_model.safetensors"
 
 
-class AdapterConfig(MethodConfig):
+class _AdapterConfig(MethodConfig):
     """Settings of `adapter`."""
 
     adapter: str = ""
@@ -42,7 +42,7 @@ class AdapterConfig(MethodConfig):
 
 
 @register
-class Adapter(Method[AdapterConfig]):
+class Adapter(Method[_AdapterConfig]):
     """Merge an adapter by peft, in the base's dtype. The checkpoint is a plain model, which can be compressed further.
 
     It is a variant of the base as any other: distances say how far the tuning has moved it.
@@ -56,17 +56,17 @@ class Adapter(Method[AdapterConfig]):
     linear_only = False
     requires = ("peft",)
     extra = "adapters"
-    Config = AdapterConfig
+    Config = _AdapterConfig
 
-    def label(self, config: AdapterConfig) -> str:
+    def label(self, config: _AdapterConfig) -> str:
         """Return ``adapter-NAME``, with the folder's last part."""
         return f"{self.name}-{re.sub(r'[^A-Za-z0-9.]+', '-', Path(config.adapter).name) or 'none'}"
 
-    def fingerprint(self, config: AdapterConfig) -> str:
+    def fingerprint(self, config: _AdapterConfig) -> str:
         """Return the hashes of the adapter's files: the folder's content may change."""
         return "".join(sha256_file(config.folder / name) for name in (ADAPTER, WEIGHTS))
 
-    def check(self, config: AdapterConfig, source: SourceModel) -> None:
+    def check(self, config: _AdapterConfig, source: SourceModel) -> None:
         base = str(read_json_object(config.folder / ADAPTER, error=CheckpointError).get("base_model_name_or_path"))
         if not (config.other_base or _is_of(base, source)):
             raise UnsupportedError(
@@ -76,7 +76,7 @@ class Adapter(Method[AdapterConfig]):
                 fix="If both are the same model under two names, add other_base=true to method_args",
             )
 
-    def compress(self, job: CompressionJob[AdapterConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_AdapterConfig]) -> Logits:
         import torch
         from peft import PeftModel
 

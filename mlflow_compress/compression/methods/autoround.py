@@ -13,7 +13,7 @@ from mlflow_compress.compression.method import CalibratedConfig, CompressionJob,
 from mlflow_compress.replaced import replaced
 
 
-class AutoRoundConfig(CalibratedConfig):
+class _AutoRoundConfig(CalibratedConfig):
     """Settings of `autoround`."""
 
     bits: int = 4  # Bits per weight
@@ -24,7 +24,7 @@ class AutoRoundConfig(CalibratedConfig):
 
 
 @register
-class AutoRound(Method[AutoRoundConfig]):
+class AutoRound(Method[_AutoRoundConfig]):
     """Weight-only quantization whose rounding is learned, decoder layer by decoder layer, on a grid around zero."""
 
     name = "autoround"
@@ -32,14 +32,14 @@ class AutoRound(Method[AutoRoundConfig]):
     reference = "Cheng et al. 2024, https://arxiv.org/abs/2309.05516 (llm-compressor AutoRoundModifier, auto-round)"
     format = "compressed-tensors (pack-quantized)"
     experts = True
-    Config = AutoRoundConfig
+    Config = _AutoRoundConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = (8, 4, 3, 2)
     by_class = True
     needs_calibration = True
     requires = ("llmcompressor", "auto_round")
 
-    def compress(self, job: CompressionJob[AutoRoundConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_AutoRoundConfig]) -> Logits:
         def recipe() -> list[object]:
             from llmcompressor.modifiers.autoround import AutoRoundModifier
 

@@ -16,7 +16,7 @@ AS = {"MixtralForCausalLM": "Qwen3MoeForCausalLM"}
 """Architectures that llm-compressor has no mappings for, and those with the same layers whose mappings they take."""
 
 
-class AwqConfig(gptqmodel_backend.TwoBackendConfig):
+class _AwqConfig(gptqmodel_backend.TwoBackendConfig):
     """Settings of `awq`."""
 
     symmetric: bool = False
@@ -48,21 +48,21 @@ class AwqConfig(gptqmodel_backend.TwoBackendConfig):
 
 
 @register
-class Awq(gptqmodel_backend.TwoBackendMethod[AwqConfig]):
+class Awq(gptqmodel_backend.TwoBackendMethod[_AwqConfig]):
     """Activation-aware weight-only quantization."""
 
     name = "awq"
     description = "AWQ, weight only: protects the channels with large activations by rescaling"
     reference = "Lin et al. 2024, https://arxiv.org/abs/2306.00978 (llm-compressor AWQModifier)"
     format = "compressed-tensors (pack-quantized)"
-    Config = AwqConfig
+    Config = _AwqConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = (8, 4, 3)
     needs_calibration = True
     other_format = "awq (gemm)"
     rescales = True
 
-    def quantize_config(self, config: AwqConfig) -> dict[str, Any]:
+    def quantize_config(self, config: _AwqConfig) -> dict[str, Any]:
         return {**super().quantize_config(config), "quant_method": "awq", "format": "gemm", "sym": False}
 
     def check_llmcompressor(self, source: SourceModel) -> None:
@@ -78,7 +78,7 @@ class Awq(gptqmodel_backend.TwoBackendMethod[AwqConfig]):
         )
 
     def modifiers(
-        self, config: AwqConfig, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+        self, config: _AwqConfig, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
         from llmcompressor.modifiers.transform.awq import AWQ_MAPPING_REGISTRY, AWQModifier
 

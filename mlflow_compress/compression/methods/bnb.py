@@ -6,35 +6,35 @@ from mlflow_compress.compression.method import CompressionJob, Logits, Method, M
 from mlflow_compress.models.architectures import packed_layers
 
 
-class FourBitConfig(MethodConfig):
+class _FourBitConfig(MethodConfig):
     """Settings of the 4-bit methods."""
 
     bits: int = 4  # Bits per weight: always 4
     double_quant: bool = False  # Quantize the scales to 8 bits too, which saves up to 0.37 bits per weight
 
 
-class FourBitMethod(Method[FourBitConfig]):
+class _FourBitMethod(Method[_FourBitConfig]):
     """Base of the 4-bit methods, which differ only in their sixteen codes."""
 
-    Config = FourBitConfig
+    Config = _FourBitConfig
     runs_in = ("vLLM",)
     supported_bits = (4,)
     by_class = True
     requires = ("bitsandbytes", "accelerate")
     extra = "bitsandbytes"
 
-    def label(self, config: FourBitConfig) -> str:
+    def label(self, config: _FourBitConfig) -> str:
         return f"{self.name}-dq" if config.double_quant else self.name
 
-    def compress(self, job: CompressionJob[FourBitConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_FourBitConfig]) -> Logits:
         codes = self.name.removeprefix("bnb-")
-        return quantize_and_save(
+        return _quantize_and_save(
             job, load_in_4bit=True, bnb_4bit_quant_type=codes, bnb_4bit_use_double_quant=job.config.double_quant
         )
 
 
 @register
-class BnbFp4(FourBitMethod):
+class BnbFp4(_FourBitMethod):
     """bitsandbytes 4-bit floating point."""
 
     name = "bnb-fp4"
@@ -44,7 +44,7 @@ class BnbFp4(FourBitMethod):
 
 
 @register
-class BnbNf4(FourBitMethod):
+class BnbNf4(_FourBitMethod):
     """bitsandbytes 4-bit NormalFloat: codes at the quantiles of a normal distribution."""
 
     name = "bnb-nf4"
@@ -53,7 +53,7 @@ class BnbNf4(FourBitMethod):
     format = "bitsandbytes 4-bit (nf4)"
 
 
-class BnbInt8Config(MethodConfig):
+class _BnbInt8Config(MethodConfig):
     """Settings of `bnb-int8`."""
 
     bits: int = 8  # Bits per weight: always 8
@@ -61,25 +61,25 @@ class BnbInt8Config(MethodConfig):
 
 
 @register
-class BnbInt8(Method[BnbInt8Config]):
+class BnbInt8(Method[_BnbInt8Config]):
     """bitsandbytes 8-bit: one scale per row of weights, and one per row of activations."""
 
     name = "bnb-int8"
     description = "bitsandbytes LLM.int8(): 8-bit weights and activations, outliers in 16 bits"
     reference = "Dettmers et al. 2022, https://arxiv.org/abs/2208.07339"
     format = "bitsandbytes 8-bit"
-    Config = BnbInt8Config
+    Config = _BnbInt8Config
     runs_in = ("vLLM",)
     supported_bits = (8,)
     by_class = True
     requires = ("bitsandbytes", "accelerate")
     extra = "bitsandbytes"
 
-    def compress(self, job: CompressionJob[BnbInt8Config]) -> Logits:
-        return quantize_and_save(job, load_in_8bit=True, llm_int8_threshold=job.config.threshold)
+    def compress(self, job: CompressionJob[_BnbInt8Config]) -> Logits:
+        return _quantize_and_save(job, load_in_8bit=True, llm_int8_threshold=job.config.threshold)
 
 
-def quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float | str) -> Logits:
+def _quantize_and_save(job: CompressionJob[MethodConfig], **options: bool | float | str) -> Logits:
     """Quantize while loading with options of `transformers.BitsAndBytesConfig`, save, and return the logits.
 
     On a CPU the first forward pass in evaluation mode repacks 4-bit weights in place, and a checkpoint that is saved

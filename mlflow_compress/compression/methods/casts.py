@@ -9,7 +9,7 @@ from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.stored_weights import main_dtype, read_headers
 
 
-class Cast(Method[MethodConfig]):
+class _Cast(Method[MethodConfig]):
     """Stores every weight in another floating type.
 
     Only the stored weights are rounded. As for every variant, ``-P dtype=`` sets the dtype of the evaluation: use
@@ -51,7 +51,7 @@ class Cast(Method[MethodConfig]):
 
 
 @register
-class Bf16(Cast):
+class Bf16(_Cast):
     """Cast to bfloat16."""
 
     name = "bf16"
@@ -61,7 +61,7 @@ class Bf16(Cast):
 
 
 @register
-class Fp16(Cast):
+class Fp16(_Cast):
     """Cast to float16."""
 
     name = "fp16"

@@ -15,7 +15,7 @@ from mlflow_compress.models.source_model import SourceModel
 CODE, GGUF = "*.py", ".gguf"
 
 
-class CheckpointConfig(gguf_model.GgufFileConfig):
+class _CheckpointConfig(gguf_model.GgufFileConfig):
     """Settings of `checkpoint`."""
 
     checkpoint: str = ""
@@ -39,7 +39,7 @@ class CheckpointConfig(gguf_model.GgufFileConfig):
 
 
 @register
-class Checkpoint(Method[CheckpointConfig]):
+class Checkpoint(Method[_CheckpointConfig]):
     """Evaluates a checkpoint that another tool has compressed, with the same records as every method.
 
     The files are copied, so that later changes of the original have no effect. `seconds` and memory are those of
@@ -54,21 +54,21 @@ class Checkpoint(Method[CheckpointConfig]):
     reference = "https://huggingface.co/docs/transformers/quantization/overview"
     format = "as it came"
     linear_only = False
-    Config = CheckpointConfig
+    Config = _CheckpointConfig
 
-    def label(self, config: CheckpointConfig) -> str:
+    def label(self, config: _CheckpointConfig) -> str:
         """Return ``checkpoint-NAME``, with the folder's, the hub id's or the file's last part."""
         name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.checkpoint).name.removesuffix(GGUF)) or "none"
         return f"{self.name}-{name}{config.native_label}"
 
-    def packages(self, config: CheckpointConfig) -> tuple[tuple[str, ...], str | None]:
+    def packages(self, config: _CheckpointConfig) -> tuple[tuple[str, ...], str | None]:
         return ((gguf_model.PACKAGE,), gguf_model.EXTRA) if config.native else super().packages(config)
 
-    def fingerprint(self, config: CheckpointConfig) -> str:
+    def fingerprint(self, config: _CheckpointConfig) -> str:
         """Return the hash of the checkpoint's weight files: the folder's content may change."""
         return stored_weights.hash_weights(config.path)[1]
 
-    def check(self, config: CheckpointConfig, source: SourceModel) -> None:
+    def check(self, config: _CheckpointConfig, source: SourceModel) -> None:
         folder = config.path
         if folder.suffix == GGUF:
             gguf_model.require_version(source, folder)
@@ -94,7 +94,7 @@ class Checkpoint(Method[CheckpointConfig]):
                 got=next(iter(tensors), "no tensors"),
             )
 
-    def compress(self, job: CompressionJob[CheckpointConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_CheckpointConfig]) -> Logits:
         """Copy the files, and return the logits of the original."""
         folder = job.config.path
         if folder.suffix == GGUF:

@@ -9,7 +9,7 @@ from mlflow_compress.models.checkpoint_config import NOISY_LOGITS
 from mlflow_compress.models.source_model import SourceModel
 
 
-class GaussianNoiseConfig(MethodConfig):
+class _GaussianNoiseConfig(MethodConfig):
     """Settings of `gaussian-noise`."""
 
     scale: float = Field(0.5, gt=0)  # Standard deviation of the noise on every logit, in nats
@@ -17,7 +17,7 @@ class GaussianNoiseConfig(MethodConfig):
 
 
 @register
-class GaussianNoise(Method[GaussianNoiseConfig]):
+class GaussianNoise(Method[_GaussianNoiseConfig]):
     """The base model with independent ``N(0, scale^2)`` noise on every logit, in scoring and in generation.
 
     The control of "Accuracy is Not All You Need", table 19. In the paper the perplexity stays the same while the KL
@@ -32,18 +32,18 @@ class GaussianNoise(Method[GaussianNoiseConfig]):
     reference = "Dutta et al. 2024, https://arxiv.org/abs/2407.09141, table 19"
     format = "safetensors (noisy_logits)"
     own_format = True
-    Config = GaussianNoiseConfig
+    Config = _GaussianNoiseConfig
     compresses = False
     linear_only = False
 
-    def label(self, config: GaussianNoiseConfig) -> str:
+    def label(self, config: _GaussianNoiseConfig) -> str:
         return f"{self.name}-{config.scale:g}"
 
-    def check(self, config: GaussianNoiseConfig, source: SourceModel) -> None:
+    def check(self, config: _GaussianNoiseConfig, source: SourceModel) -> None:
         if source.head is None:
             raise UnsupportedError("The model has no language-model head to add noise to", got=source.architecture)
 
-    def compress(self, job: CompressionJob[GaussianNoiseConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_GaussianNoiseConfig]) -> Logits:
         from mlflow_compress.models.architectures.own_formats import OwnFormatConfig, add_noise
 
         model, settings = job.source.load(job.device), job.config.settings()

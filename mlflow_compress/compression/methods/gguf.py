@@ -8,14 +8,14 @@ from mlflow_compress.compression.method import CompressionJob, Logits, register
 from mlflow_compress.models import gguf_file
 
 
-class GgufConfig(QuantizingGgufConfig):
+class _GgufConfig(QuantizingGgufConfig):
     """Settings of `gguf`."""
 
     bits: int = 4  # 8, 5 or 4: the types Q8_0, Q5_0 and Q4_0, each with one float16 scale per 32 weights
 
 
 @register
-class Gguf(ForTensors[GgufConfig]):
+class Gguf(ForTensors[_GgufConfig]):
     """Symmetric round-to-nearest in blocks of 32; transformers computes with the dequantized values of the file.
 
     llama.cpp also rounds activations to 8 bits on many devices, which adds to the distance measured here. With `native`
@@ -27,28 +27,28 @@ class Gguf(ForTensors[GgufConfig]):
     name = "gguf"
     description = "llama.cpp's GGUF with Q8_0, Q5_0 or Q4_0 blocks, written in pure Python"
     reference = "https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (package gguf)"
-    Config = GgufConfig
+    Config = _GgufConfig
     block = 32
     experts = True
     supported_bits = (8, 5, 4)
     requires = ("gguf",)
 
-    def label(self, config: GgufConfig) -> str:
+    def label(self, config: _GgufConfig) -> str:
         """Return ``gguf-q4_0``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp."""
         return f"gguf-q{config.bits}_0{'-all' if config.embeddings else ''}{config.native_label}"
 
-    def packages(self, config: GgufConfig) -> tuple[tuple[str, ...], str | None]:
+    def packages(self, config: _GgufConfig) -> tuple[tuple[str, ...], str | None]:
         if not config.native:
             return super().packages(config)
         return (*self.requires, gguf_model.PACKAGE), gguf_model.EXTRA
 
-    def tensor_type(self, config: GgufConfig) -> str:
+    def tensor_type(self, config: _GgufConfig) -> str:
         return f"Q{config.bits}_0"
 
-    def file_type(self, config: GgufConfig) -> str:
+    def file_type(self, config: _GgufConfig) -> str:
         return f"MOSTLY_Q{config.bits}_0"
 
-    def compress(self, job: CompressionJob[GgufConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_GgufConfig]) -> Logits:
         import gguf
 
         model, path = gguf_model.load_llama_like(job.source, job.device), job.folder / gguf_file.FILE

@@ -25,7 +25,7 @@ MIXES = {6: ("M",), 5: ("M", "S"), 4: ("M", "S"), 3: ("L", "M", "S"), 2: ("M",)}
 PURE = "pure"
 
 
-class KQuantConfig(gguf_model.QuantizingGgufConfig):
+class _KQuantConfig(gguf_model.QuantizingGgufConfig):
     """Settings of the K-quant methods."""
 
     bits: int = 4  # Bits of most weights; `Q4_K_M` is 4 bits with mix M
@@ -47,10 +47,10 @@ class KQuantConfig(gguf_model.QuantizingGgufConfig):
         return f"Q{self.bits}_K" if len(MIXES[self.bits]) == 1 else f"Q{self.bits}_K_{mix}"
 
 
-K = TypeVar("K", bound=KQuantConfig)
+K = TypeVar("K", bound=_KQuantConfig)
 
 
-class KQuantMethod(ForTensors[K]):
+class _KQuantMethod(ForTensors[K]):
     """Base of both methods: transformers computes with the dequantized values; with `native`, llama.cpp computes."""
 
     block = 256
@@ -81,27 +81,27 @@ class KQuantMethod(ForTensors[K]):
 
 
 @register
-class GgufK(KQuantMethod[KQuantConfig]):
+class GgufK(_KQuantMethod[_KQuantConfig]):
     """Q6_K to Q2_K: blocks of 16 or 32 with 4- to 8-bit scales, in super-blocks of 256; all channels count alike."""
 
     name = "gguf-k"
     description = "llama.cpp's GGUF with K-quants (Q6_K, Q5_K_M, Q4_K_M, ...), written by llama.cpp itself"
     reference = "https://github.com/ggml-org/llama.cpp/pull/1684 (llama_model_quantize)"
-    Config = KQuantConfig
+    Config = _KQuantConfig
 
 
-class GgufImatrixConfig(CalibratedConfig, KQuantConfig):
+class _GgufImatrixConfig(CalibratedConfig, _KQuantConfig):
     """Settings of `gguf-imatrix`."""
 
 
 @register
-class GgufImatrix(KQuantMethod[GgufImatrixConfig]):
+class GgufImatrix(_KQuantMethod[_GgufImatrixConfig]):
     """K-quants whose grids minimise ``sum_j E[x_j^2] (w_j - q_j)^2``, the expectation over the calibration text."""
 
     name = "gguf-imatrix"
     description = "llama.cpp's K-quants with an importance matrix from the calibration text"
     reference = "https://github.com/ggml-org/llama.cpp/pull/4861 (imatrix)"
-    Config = GgufImatrixConfig
+    Config = _GgufImatrixConfig
     needs_calibration = True
 
     def importance(self, job: CompressionJob[Any], model: Any) -> dict[str, np.ndarray[Any, Any]]:

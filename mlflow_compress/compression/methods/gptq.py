@@ -14,7 +14,7 @@ from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.replaced import replaced
 
 
-class GptqConfig(gptqmodel_backend.TwoBackendConfig):
+class _GptqConfig(gptqmodel_backend.TwoBackendConfig):
     """Settings of `gptq`."""
 
     symmetric: bool = True
@@ -34,21 +34,21 @@ class GptqConfig(gptqmodel_backend.TwoBackendConfig):
 
 
 @register
-class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
+class Gptq(gptqmodel_backend.TwoBackendMethod[_GptqConfig]):
     """Weight-only quantization with second-order error correction."""
 
     name = "gptq"
     description = "GPTQ, weight only: repairs each column's rounding error in the columns that follow"
     reference = "Frantar et al. 2023, https://arxiv.org/abs/2210.17323 (llm-compressor GPTQModifier)"
     format = "compressed-tensors (pack-quantized)"
-    Config = GptqConfig
+    Config = _GptqConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = (8, 4, 3, 2)
     from_disk = True
     needs_calibration = True
     other_format = "gptq"
 
-    def quantize_config(self, config: GptqConfig) -> dict[str, Any]:
+    def quantize_config(self, config: _GptqConfig) -> dict[str, Any]:
         grouped = not isinstance(config.group_size, str)
         return {
             **super().quantize_config(config),
@@ -62,7 +62,7 @@ class Gptq(gptqmodel_backend.TwoBackendMethod[GptqConfig]):
         }
 
     def modifiers(
-        self, config: GptqConfig, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
+        self, config: _GptqConfig, source: SourceModel, schemes: Mapping[str, dict[str, Any]], ignored: Sequence[str]
     ) -> list[object]:
         from llmcompressor.modifiers.gptq import GPTQModifier
 

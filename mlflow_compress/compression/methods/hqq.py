@@ -16,7 +16,7 @@ BETA = 10.0
 """Weight of the penalty. It grows by 1 % per step in the publication, but not in the package's default solver."""
 
 
-class HqqConfig(MethodConfig):
+class _HqqConfig(MethodConfig):
     """Settings of `hqq`."""
 
     bits: int = 4  # Bits per weight
@@ -28,7 +28,7 @@ class HqqConfig(MethodConfig):
 
 
 @register
-class Hqq(Method[HqqConfig]):
+class Hqq(Method[_HqqConfig]):
     """Half-quadratic quantization, weight only: the scale is the group's range, the zero point is optimised.
 
     This is our own implementation of the published solver, because checkpoints of the package ``hqq`` cannot be stored
@@ -43,10 +43,10 @@ class Hqq(Method[HqqConfig]):
     format = "safetensors (hqq_packed)"
     own_format = True
     requires = ("compressed_tensors",)
-    Config = HqqConfig
+    Config = _HqqConfig
     supported_bits = (8, 4, 3, 2, 1)
 
-    def compress(self, job: CompressionJob[HqqConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_HqqConfig]) -> Logits:
         import torch
 
         from mlflow_compress.models.architectures import own_formats

@@ -113,14 +113,14 @@ def head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
-class Fp8CacheConfig(CalibratedConfig):
+class _Fp8CacheConfig(CalibratedConfig):
     """Settings of `kv-cache-fp8`."""
 
     calibration_samples: int = 32
 
 
 @register
-class Fp8Cache(Method[Fp8CacheConfig]):
+class Fp8Cache(Method[_Fp8CacheConfig]):
     """The base model with one scale per layer for its keys and one for its values, largest calibrated number / 448.
 
     The checkpoint's `kv_cache_scheme` makes transformers and vLLM round with these scales, also while a text is read.
@@ -130,14 +130,14 @@ class Fp8Cache(Method[Fp8CacheConfig]):
     description = "Keys and values in 8-bit floats (e4m3), with calibrated scales of each layer; the weights stay"
     reference = "https://github.com/vllm-project/compressed-tensors (kv_cache_scheme); llm-compressor calibrates"
     format = "compressed-tensors (dense, kv_cache_scheme)"
-    Config = Fp8CacheConfig
+    Config = _Fp8CacheConfig
     needs_calibration = True
     requires = ("llmcompressor",)
     runs_in = ("vLLM",)
     linear_only = False
     rounds_cache = True
 
-    def compress(self, job: CompressionJob[Fp8CacheConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_Fp8CacheConfig]) -> Logits:
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     import torch
 
 
-class LayerRemovalConfig(MethodConfig):
+class _LayerRemovalConfig(MethodConfig):
     """Settings of a method that removes decoder layers."""
 
     layers: int = Field(1, ge=1)  # Number of decoder layers to remove
 
 
-L = TypeVar("L", bound=LayerRemovalConfig)
+L = TypeVar("L", bound=_LayerRemovalConfig)
 
 
-class LayerRemovalMethod(Method[L]):
+class _LayerRemovalMethod(Method[L]):
     """A method that removes decoder layers; the checkpoint is a plain, shorter model of the same architecture."""
 
     format = "safetensors"
@@ -54,7 +54,7 @@ def decoder_layers(model: Any, source: SourceModel) -> "torch.nn.ModuleList":
     return candidates[0]
 
 
-def drop_and_save(job: CompressionJob[MethodConfig], model: Any, dropped: Collection[int]) -> Logits:
+def _drop_and_save(job: CompressionJob[MethodConfig], model: Any, dropped: Collection[int]) -> Logits:
     """Remove decoder layers and their entries in the configuration, save, and return the logits on the probe.
 
     The configuration records the numbers of the removed layers as ``dropped_layers``.
@@ -80,40 +80,40 @@ def drop_and_save(job: CompressionJob[MethodConfig], model: Any, dropped: Collec
 
 
 @register
-class LayerDrop(LayerRemovalMethod[LayerRemovalConfig]):
+class LayerDrop(_LayerRemovalMethod[_LayerRemovalConfig]):
     """Remove the last decoder layers, as in the pruning curve of "Accuracy is Not All You Need"."""
 
     name = "layer-drop"
     description = "Removes the last decoder layers"
     reference = "Dutta et al. 2024, https://arxiv.org/abs/2407.09141"
-    Config = LayerRemovalConfig
+    Config = _LayerRemovalConfig
 
-    def compress(self, job: CompressionJob[LayerRemovalConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_LayerRemovalConfig]) -> Logits:
         depth = job.source.layers
-        return drop_and_save(job, job.source.load(job.device), range(depth - job.config.layers, depth))
+        return _drop_and_save(job, job.source.load(job.device), range(depth - job.config.layers, depth))
 
 
-class LayerDropAngularConfig(CalibratedConfig, LayerRemovalConfig):
+class _LayerDropAngularConfig(CalibratedConfig, _LayerRemovalConfig):
     """Settings of `layer-drop-angular`."""
 
 
 @register
-class LayerDropAngular(LayerRemovalMethod[LayerDropAngularConfig]):
+class LayerDropAngular(_LayerRemovalMethod[_LayerDropAngularConfig]):
     """Remove the block of neighbouring layers with the smallest angular distance between its input and its output."""
 
     name = "layer-drop-angular"
     description = "Removes the block of decoder layers that turns the hidden states least"
     reference = "Gromov et al. 2025, https://arxiv.org/abs/2403.17887"
-    Config = LayerDropAngularConfig
+    Config = _LayerDropAngularConfig
     needs_calibration = True
 
-    def compress(self, job: CompressionJob[LayerDropAngularConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_LayerDropAngularConfig]) -> Logits:
         assert job.calibration is not None
         model = job.source.load(job.device)
-        states = last_token_states(model, decoder_layers(model, job.source), job.calibration)
+        states = _last_token_states(model, decoder_layers(model, job.source), job.calibration)
         distances = block_distances(states, job.config.layers)
         first = int(distances.argmin())
-        return drop_and_save(job, model, range(first, first + job.config.layers))
+        return _drop_and_save(job, model, range(first, first + job.config.layers))
 
 
 def block_distances(states: "torch.Tensor", length: int) -> "torch.Tensor":
@@ -130,7 +130,7 @@ def block_distances(states: "torch.Tensor", length: int) -> "torch.Tensor":
     return (cosine.clamp(-1, 1).arccos() / torch.pi).mean(dim=1)
 
 
-def last_token_states(model: Any, layers: "torch.nn.ModuleList", calibration: Calibration) -> "torch.Tensor":
+def _last_token_states(model: Any, layers: "torch.nn.ModuleList", calibration: Calibration) -> "torch.Tensor":
     """Return the residual stream at the last token of each sequence; shape as `block_distances` takes it."""
     import torch
 

@@ -11,27 +11,27 @@ from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.source_model import SourceModel
 
 
-class FourBitFormatConfig(MethodConfig):
+class _FourBitFormatConfig(MethodConfig):
     """Settings of a format with 4 bits per weight."""
 
     bits: int = 4  # Always 4
     activations: bool = True  # Round the inputs of the layers too, as the format's kernels do
 
 
-class CalibratedFourBitConfig(CalibratedConfig, FourBitFormatConfig):
+class _CalibratedFourBitConfig(CalibratedConfig, _FourBitFormatConfig):
     """The same where calibration text gives the scale of the activations."""
 
     calibration_samples: int = 32
 
 
-class EightBitFormatConfig(MethodConfig):
+class _EightBitFormatConfig(MethodConfig):
     """Settings of a format with 8 bits per weight."""
 
     bits: int = 8  # Always 8
     activations: bool = True  # Round the inputs of the layers too, as the format's kernels do
 
 
-class PresetMethod(ForLayers[S]):
+class _PresetMethod(ForLayers[S]):
     """A method whose name is that of its scheme."""
 
     reference = "https://github.com/vllm-project/compressed-tensors (quant_scheme.py); llm-compressor rounds"
@@ -77,55 +77,55 @@ class PresetMethod(ForLayers[S]):
 
 
 @register
-class NvFp4(PresetMethod[CalibratedFourBitConfig]):
+class NvFp4(_PresetMethod[_CalibratedFourBitConfig]):
     """E2M1 values in groups of 16; a group has an E4M3 scale, a tensor one in float32."""
 
     name = "nvfp4"
     description = "NVIDIA's FP4 (e2m1, an e4m3 scale for 16 values), weights and activations"
-    Config = CalibratedFourBitConfig
+    Config = _CalibratedFourBitConfig
     needs_calibration = True
 
 
 @register
-class MxFp4(PresetMethod[FourBitFormatConfig]):
+class MxFp4(_PresetMethod[_FourBitFormatConfig]):
     """E2M1 values in groups of 32 with a power of two (E8M0) as their scale."""
 
     name = "mxfp4"
     description = "OCP's MXFP4 (e2m1, a power of two for 32 values), weights and activations"
-    Config = FourBitFormatConfig
+    Config = _FourBitFormatConfig
 
 
 @register
-class MxFp8(PresetMethod[EightBitFormatConfig]):
+class MxFp8(_PresetMethod[_EightBitFormatConfig]):
     """E4M3 values in groups of 32 with a power of two (E8M0) as their scale."""
 
     name = "mxfp8"
     description = "OCP's MXFP8 (e4m3, a power of two for 32 values), weights and activations"
-    Config = EightBitFormatConfig
+    Config = _EightBitFormatConfig
 
 
 @register
-class W4A8(PresetMethod[FourBitFormatConfig]):
+class W4A8(_PresetMethod[_FourBitFormatConfig]):
     """4-bit integers in groups of 128, activations as 8-bit integers with a scale per token."""
 
     name = "w4a8"
     description = "4-bit integer weights, 8-bit integer activations"
-    Config = FourBitFormatConfig
+    Config = _FourBitFormatConfig
 
 
 @register
-class W4AFp8(PresetMethod[FourBitFormatConfig]):
+class W4AFp8(_PresetMethod[_FourBitFormatConfig]):
     """4-bit integers in groups of 128, activations as e4m3 with a scale per token."""
 
     name = "w4afp8"
     description = "4-bit integer weights, 8-bit floating-point (e4m3) activations"
-    Config = FourBitFormatConfig
+    Config = _FourBitFormatConfig
 
 
 @register
-class Fp8Block(PresetMethod[EightBitFormatConfig]):
+class Fp8Block(_PresetMethod[_EightBitFormatConfig]):
     """e4m3 weights with a scale per 128 x 128 block, e4m3 activations with a scale per 128 values of a token."""
 
     name = "fp8-block"
     description = "8-bit floating-point (e4m3) weights in 128 x 128 blocks, activations in groups of 128"
-    Config = EightBitFormatConfig
+    Config = _EightBitFormatConfig

@@ -17,7 +17,7 @@ GROUP, ZEROS = 4, 2
 """Sizes of the 2:4 pattern: of every four neighbours in a row, two are zero."""
 
 
-class PruningConfig(MethodConfig):
+class _PruningConfig(MethodConfig):
     """Settings of a method that sets weights to zero."""
 
     sparsity: float = Field(0.5, gt=0, lt=1)
@@ -32,10 +32,10 @@ class PruningConfig(MethodConfig):
         return self
 
 
-P = TypeVar("P", bound=PruningConfig)
+P = TypeVar("P", bound=_PruningConfig)
 
 
-class PruningMethod(Method[P]):
+class _PruningMethod(Method[P]):
     """A method that sets weights to zero. The zeros are stored, so the files are as large as the base's."""
 
     format = "safetensors (dense)"
@@ -57,16 +57,16 @@ class PruningMethod(Method[P]):
 
 
 @register
-class Magnitude(PruningMethod[PruningConfig]):
+class Magnitude(_PruningMethod[_PruningConfig]):
     """Sets the smallest weights of each layer to zero: the control for the other pruning methods."""
 
     name = "magnitude"
     description = "Magnitude pruning, layer by layer: the control of the pruning methods"
     reference = "Han et al. 2015, https://arxiv.org/abs/1506.02626"
-    Config = PruningConfig
+    Config = _PruningConfig
     from_disk = True
 
-    def compress(self, job: CompressionJob[PruningConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_PruningConfig]) -> Logits:
         from compressed_tensors.offload import update_offload_parameter
 
         with backend.loaded(job) as model:
@@ -85,27 +85,27 @@ class Magnitude(PruningMethod[PruningConfig]):
             return save_and_measure(job, model)
 
 
-class WandaConfig(CalibratedConfig, PruningConfig):
+class _WandaConfig(CalibratedConfig, _PruningConfig):
     """Settings of `wanda`."""
 
 
 @register
-class Wanda(PruningMethod[WandaConfig]):
+class Wanda(_PruningMethod[_WandaConfig]):
     """Sets the weights with the smallest score ``|W_ij| * ||x_j||_2`` in each output row to zero."""
 
     name = "wanda"
     description = "Wanda pruning: weight times activation norm, row by row"
     reference = "Sun et al. 2024, https://arxiv.org/abs/2306.11695 (llm-compressor WandaPruningModifier)"
-    Config = WandaConfig
+    Config = _WandaConfig
     needs_calibration = True
     experts = True
     requires = ("llmcompressor",)
 
-    def compress(self, job: CompressionJob[WandaConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_WandaConfig]) -> Logits:
         return _pruned(job, "WandaPruningModifier")
 
 
-class SparseGptConfig(CalibratedConfig, PruningConfig):
+class _SparseGptConfig(CalibratedConfig, _PruningConfig):
     """Settings of `sparsegpt`."""
 
     damping: float = Field(0.01, gt=0, lt=1)  # Added to the Hessian's diagonal, as a fraction of its mean
@@ -113,18 +113,18 @@ class SparseGptConfig(CalibratedConfig, PruningConfig):
 
 
 @register
-class SparseGpt(PruningMethod[SparseGptConfig]):
+class SparseGpt(_PruningMethod[_SparseGptConfig]):
     """Prunes column by column, and corrects each column's error in the columns that follow."""
 
     name = "sparsegpt"
     description = "SparseGPT pruning: repairs each column's error in the columns that follow"
     reference = "Frantar and Alistarh 2023, https://arxiv.org/abs/2301.00774 (llm-compressor SparseGPTModifier)"
-    Config = SparseGptConfig
+    Config = _SparseGptConfig
     needs_calibration = True
     experts = True
     requires = ("llmcompressor",)
 
-    def compress(self, job: CompressionJob[SparseGptConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_SparseGptConfig]) -> Logits:
         backend.load_for_llmcompressor()
         from llmcompressor.modifiers.pruning.sparsegpt import sgpt_sparsify
 
@@ -140,7 +140,7 @@ class SparseGpt(PruningMethod[SparseGptConfig]):
             return _pruned(job, "SparseGPTModifier", dampening_frac=config.damping, block_size=config.block_size)
 
 
-def modifier_options(job: CompressionJob[PruningConfig]) -> dict[str, Any]:
+def modifier_options(job: CompressionJob[_PruningConfig]) -> dict[str, Any]:
     """Return the common options of llm-compressor's pruning modifiers.
 
     All layers are listed by name. The option ``ignore`` cannot exclude the head, because it compares "lm_head." with
@@ -153,7 +153,7 @@ def modifier_options(job: CompressionJob[PruningConfig]) -> dict[str, Any]:
     }
 
 
-def _pruned(job: CompressionJob[PruningConfig], modifier: str, **settings: float) -> Logits:
+def _pruned(job: CompressionJob[_PruningConfig], modifier: str, **settings: float) -> Logits:
     """Run a modifier of llm-compressor; a linear layer with fewer zeros than were asked for is an `UnsupportedError`.
 
     The backend silently skips a layer that it does not reach when it traces the model.

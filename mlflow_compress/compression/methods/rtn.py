@@ -4,7 +4,7 @@ from mlflow_compress.compression.layers import ForLayers
 from mlflow_compress.compression.method import GroupSize, MethodConfig, register
 
 
-class RoundToNearestConfig(MethodConfig):
+class _RoundToNearestConfig(MethodConfig):
     """Settings of `rtn`."""
 
     bits: int = 4  # Bits per weight
@@ -14,14 +14,14 @@ class RoundToNearestConfig(MethodConfig):
 
 
 @register
-class RoundToNearest(ForLayers[RoundToNearestConfig]):
+class RoundToNearest(ForLayers[_RoundToNearestConfig]):
     """Weight-only round-to-nearest quantization, without data."""
 
     name = "rtn"
     description = "Round to nearest, weight only: the plain baseline of quantization"
     reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier)"
     format = "compressed-tensors (pack-quantized)"
-    Config = RoundToNearestConfig
+    Config = _RoundToNearestConfig
     runs_in = ("vLLM (8 and 4 bit)",)
     supported_bits = (8, 4, 3, 2)
     from_disk = True

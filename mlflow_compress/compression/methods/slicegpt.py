@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
-class SliceGptConfig(CalibratedConfig):
+class _SliceGptConfig(CalibratedConfig):
     """Settings of `slicegpt`."""
 
     slicing: float = Field(0.25, ge=0, lt=1)
@@ -32,7 +32,7 @@ class SliceGptConfig(CalibratedConfig):
 
 
 @register
-class SliceGpt(Method[SliceGptConfig]):
+class SliceGpt(Method[_SliceGptConfig]):
     """Principal components per block, computed on the outputs of the blocks already sliced, as in the authors' code.
 
     The checkpoint has our own model class (`mlflow_compress.models.architectures.sliced_llama`), which this package
@@ -45,13 +45,13 @@ class SliceGpt(Method[SliceGptConfig]):
     reference = "Ashkboos et al. 2024, https://arxiv.org/abs/2401.15024 (own implementation)"
     format = "safetensors (sliced_llama)"
     own_format = True
-    Config = SliceGptConfig
+    Config = _SliceGptConfig
     needs_calibration = True
 
-    def label(self, config: SliceGptConfig) -> str:
+    def label(self, config: _SliceGptConfig) -> str:
         return f"{self.name}-{100 * config.slicing:g}pct"
 
-    def check(self, config: SliceGptConfig, source: SourceModel) -> None:
+    def check(self, config: _SliceGptConfig, source: SourceModel) -> None:
         if source.architecture not in ARCHITECTURES:
             raise UnsupportedError(
                 "SliceGPT is implemented for Llama and for models with the same computation",
@@ -67,7 +67,7 @@ class SliceGpt(Method[SliceGptConfig]):
                 fix="Lower slicing or round_to",
             )
 
-    def compress(self, job: CompressionJob[SliceGptConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_SliceGptConfig]) -> Logits:
         assert job.calibration is not None
         model = llama_like.as_llama(job.source.load(job.device))
         batches = [batch["input_ids"].to(model.device) for batch in job.calibration.loader()]
@@ -98,14 +98,14 @@ def sliced(model: Any, batches: "Sequence[torch.Tensor]", width: int) -> Any:
         states = [body.embed_tokens(ids) for ids in batches]
         contexts = [_context(model, hidden) for hidden in states]
         basis = principal_directions(states)
-        result.model.embed_tokens.weight.data = rotated(body.embed_tokens.weight, into=basis[:, :width])
-        states = [rotated(hidden, into=basis[:, :width]) for hidden in states]
+        result.model.embed_tokens.weight.data = _rotated(body.embed_tokens.weight, into=basis[:, :width])
+        states = [_rotated(hidden, into=basis[:, :width]) for hidden in states]
         basis = basis[:, :width]
         for index, (old, new) in enumerate(zip(body.layers, result.model.layers, strict=True)):
             last = index == len(body.layers) - 1
             states, basis = _slice_layer(old, new, states, contexts, basis, width, full if last else width)
         scaled = model.lm_head.weight.double() * body.norm.weight.double()
-        result.lm_head.weight.data = rotated(scaled, into=basis).to(dtype)
+        result.lm_head.weight.data = _rotated(scaled, into=basis).to(dtype)
     return result
 
 
@@ -124,7 +124,7 @@ def _slice_layer(
         _fill_input_layer(getattr(attention, name), getattr(old.self_attn, name), old.input_layernorm.weight, basis)
     attention.o_proj = old.self_attn.o_proj  # writes the unrotated stream until its basis is known
     middle = [
-        attention(hidden_states=new.input_layernorm(x), **context)[0] + rotated(x, into=basis.T)
+        attention(hidden_states=new.input_layernorm(x), **context)[0] + _rotated(x, into=basis.T)
         for x, context in zip(states, contexts, strict=True)
     ]
     between = principal_directions(middle)[:, :width]
@@ -134,12 +134,12 @@ def _slice_layer(
     for name in ("gate_proj", "up_proj"):
         _fill_input_layer(getattr(mlp, name), getattr(old.mlp, name), old.post_attention_layernorm.weight, between)
     mlp.down_proj = old.mlp.down_proj
-    cut = [rotated(x, into=between) for x in middle]
-    outputs = [mlp(new.post_attention_layernorm(x)) + rotated(x, into=between.T) for x in cut]
+    cut = [_rotated(x, into=between) for x in middle]
+    outputs = [mlp(new.post_attention_layernorm(x)) + _rotated(x, into=between.T) for x in cut]
     after = principal_directions(outputs)[:, :width_out]
     _rotate_output_layer(mlp.down_proj, after)
     new.mlp_shortcut.weight.data = (after.T @ between).to(states[0].dtype)
-    return [rotated(x, into=after) for x in outputs], after
+    return [_rotated(x, into=after) for x in outputs], after
 
 
 def principal_directions(batches: "Sequence[torch.Tensor]") -> "torch.Tensor":
@@ -155,7 +155,7 @@ def principal_directions(batches: "Sequence[torch.Tensor]") -> "torch.Tensor":
     return vectors.flip(-1)
 
 
-def rotated(rows: "torch.Tensor", *, into: "torch.Tensor") -> "torch.Tensor":
+def _rotated(rows: "torch.Tensor", *, into: "torch.Tensor") -> "torch.Tensor":
     """Return ``rows @ into``, computed in float64, in the dtype of the rows: of a weight, or of states."""
     return (rows.double() @ into).to(rows.dtype)
 

@@ -19,7 +19,7 @@ MAPPINGS = {"Gemma2ForCausalLM": _GEMMA, "Gemma3ForCausalLM": _GEMMA}
 """Layers and the norm before them, for architectures where llm-compressor uses another norm (after the attention)."""
 
 
-class SmoothQuantConfig(CalibratedConfig):
+class _SmoothQuantConfig(CalibratedConfig):
     """Settings of `smoothquant`."""
 
     bits: int = 8  # Bits per weight and per activation: always 8
@@ -28,7 +28,7 @@ class SmoothQuantConfig(CalibratedConfig):
 
 
 @register
-class SmoothQuant(Method[SmoothQuantConfig]):
+class SmoothQuant(Method[_SmoothQuantConfig]):
     """Scales the inputs of attention and MLP down and their weights up, channel by channel; then W8A8.
 
     The norm before the layer is divided by ``s_j = max|x_j|^alpha / max|W_j|^(1 - alpha)``, with the maxima over the
@@ -40,7 +40,7 @@ class SmoothQuant(Method[SmoothQuantConfig]):
     description = "SmoothQuant, 8-bit weights and activations: outliers move from activations into weights"
     reference = "Xiao et al. 2023, https://arxiv.org/abs/2211.10438 (llm-compressor SmoothQuantModifier)"
     format = "compressed-tensors (int-quantized)"
-    Config = SmoothQuantConfig
+    Config = _SmoothQuantConfig
     runs_in = ("vLLM",)
     supported_bits = (8,)
     by_class = True
@@ -48,10 +48,10 @@ class SmoothQuant(Method[SmoothQuantConfig]):
     needs_calibration = True
     requires = ("llmcompressor",)
 
-    def label(self, config: SmoothQuantConfig) -> str:
+    def label(self, config: _SmoothQuantConfig) -> str:
         return f"{self.name}-a{config.alpha:g}"
 
-    def check(self, config: SmoothQuantConfig, source: SourceModel) -> None:
+    def check(self, config: _SmoothQuantConfig, source: SourceModel) -> None:
         """Raise `UnsupportedError` for an architecture without mappings: smoothing would silently do nothing."""
         backend.load_for_llmcompressor()
         from llmcompressor.modifiers.transform.smoothquant.dynamic_mappings import SMOOTHQUANT_DYNAMIC_MAPPING_REGISTRY
@@ -64,7 +64,7 @@ class SmoothQuant(Method[SmoothQuantConfig]):
             instead="w8a8",
         )
 
-    def compress(self, job: CompressionJob[SmoothQuantConfig]) -> Logits:
+    def compress(self, job: CompressionJob[_SmoothQuantConfig]) -> Logits:
         def recipe() -> list[object]:
             from llmcompressor.modifiers.quantization import QuantizationModifier
 

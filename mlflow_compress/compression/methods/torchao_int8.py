@@ -8,7 +8,7 @@ from mlflow_compress.models import stored_weights
 from mlflow_compress.models.architectures.packed_layers import cast_floats
 
 
-class TorchAoInt8Config(MethodConfig):
+class _TorchAoInt8Config(MethodConfig):
     """Settings of `torchao-int8`."""
 
     bits: int = 8  # Bits per weight: always 8
@@ -17,24 +17,24 @@ class TorchAoInt8Config(MethodConfig):
 
 
 @register
-class TorchAoInt8(Method[TorchAoInt8Config]):
+class TorchAoInt8(Method[_TorchAoInt8Config]):
     """Round-to-nearest weights by torchao. Its 4-bit weights do not run on a CPU and are not offered."""
 
     name = "torchao-int8"
     description = "torchao: 8-bit weights rounded to nearest, 8-bit activations on request"
     reference = "https://github.com/pytorch/ao (Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig)"
     format = "torchao"
-    Config = TorchAoInt8Config
+    Config = _TorchAoInt8Config
     runs_in = ("vLLM",)
     supported_bits = (8,)
     by_class = True
     requires = ("torchao",)
     extra = "torchao"
 
-    def label(self, config: TorchAoInt8Config) -> str:
+    def label(self, config: _TorchAoInt8Config) -> str:
         return self.name if config.activations == "full" else f"{self.name}-dynamic"
 
-    def compress(self, job: CompressionJob[TorchAoInt8Config]) -> Logits:
+    def compress(self, job: CompressionJob[_TorchAoInt8Config]) -> Logits:
         """Quantize while loading in float32; everything that is not quantized is stored in the base's dtype."""
         import torch
         from torchao import quantization

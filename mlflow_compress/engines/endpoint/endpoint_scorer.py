@@ -129,7 +129,7 @@ class _TopBound:
 
 
 @dataclass
-class Rows:
+class _Rows:
     """What a server has shown at every row: the log-probability of tokens, the most probable one, and whole lists."""
 
     logprob: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedReport(PassReport):
+class _ServedReport(PassReport):
     """Report on one scoring pass of a served model."""
 
     # Options without a log-likelihood, because the model or the server reads no prompt of this length, or no text
@@ -174,7 +174,7 @@ class ServedAnswers:
     lists: bool  # Whether a request may hold several prompts
     identity: str  # Digest of what is known of the model; the cache's keys begin with it
     folder: Path | None = None  # Where the answers are kept until the records are written; None: in memory alone
-    n_asked: int = 0  # As in `ServedReport`
+    n_asked: int = 0  # As in `_ServedReport`
     asked_again: Counter[str] = field(default_factory=Counter)
 
     def ask(
@@ -298,7 +298,7 @@ class EndpointScorer:
     def __init__(self, loaded: _AskedModel, *, repeat: int = 0, listed: Collection[ItemKey] | None = None) -> None:
         self.loaded = loaded
         self.encoder = Encoder(loaded.tokenizer, loaded.max_length)
-        self.report: ServedReport | None = None
+        self.report: _ServedReport | None = None
         self._repeat = repeat
         self._listed = listed
 
@@ -406,7 +406,7 @@ class EndpointScorer:
         encoded: Sequence[Encoded] = (),
         n_unscored: int = 0,
     ) -> None:
-        self.report = ServedReport(
+        self.report = _ServedReport(
             n_unscored=n_unscored,
             n_truncated=sum(e.truncated for e in encoded),
             shortened=Shortened.of(requests, encoded),
@@ -426,9 +426,9 @@ class EndpointScorer:
         can = self.loaded.can
         return routes.wanted(inputs, predicted, rows, tops, echo=can.echo, steps=can.steps)
 
-    def _ask(self, answers: ServedAnswers, asked: routes.Wanted, *, label: str) -> Rows:
+    def _ask(self, answers: ServedAnswers, asked: routes.Wanted, *, label: str) -> _Rows:
         """Return what the server shows: first its lists, then the wanted tokens that no list holds."""
-        can, told = self.loaded.can, Rows()
+        can, told = self.loaded.can, _Rows()
 
         def ask(questions: Sequence[routes.TokenQuestion]) -> list[list[routes.Position] | None]:
             return answers.ask(questions, label=label, repeat=self._repeat)
@@ -470,7 +470,7 @@ class EndpointScorer:
         written = 0 if question.scored and can.echo_alone else 1
         return can.max_length is None or len(question.tokens) + written <= can.max_length
 
-    def _bounds(self, told: Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, _TopBound], set[int], int]:
+    def _bounds(self, told: _Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, _TopBound], set[int], int]:
         """Return the bound at every row, the rows whose list the baseline lacks, and the length of the lists."""
         longest = min(self.loaded.can.n_top, baseline.most)
         k = next((rung for rung in TOP_LADDER if rung <= longest), 0)
@@ -506,7 +506,7 @@ def top_k_bound(baseline: routes.TopList, variant: routes.TopList) -> _TopBound:
     return _TopBound(max(kl, 0.0), float(p.sum()), float(q.sum()), clipped)
 
 
-def _arrays(targets: Targets, told: Rows) -> Arrays:
+def _arrays(targets: Targets, told: _Rows) -> Arrays:
     """Return the results of a pass as `record_assembly` reads them; NaN where the server has said nothing."""
     rows, tokens = targets.row.tolist(), targets.token.tolist()
     logprob = np.asarray([told.logprob.get(pair, np.nan) for pair in zip(rows, tokens, strict=True)], np.float64)

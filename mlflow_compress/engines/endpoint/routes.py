@@ -102,7 +102,7 @@ class Position:
         return cls(row["logprob"], (np.asarray(row["ids"], np.int64), np.asarray(row["logprobs"], np.float64)))
 
 
-def top_list(logprobs: Mapping[int, float], most: int) -> TopList:
+def _top_list(logprobs: Mapping[int, float], most: int) -> TopList:
     """Return the `most` highest log-probabilities; of equal ones those of the lower token ids."""
     best = sorted(logprobs.items(), key=lambda pair: (-pair[1], pair[0]))[:most]
     return np.asarray([i for i, _ in best], np.int64), np.asarray([v for _, v in best], np.float64)
@@ -200,7 +200,7 @@ def _require_distribution(known: Mapping[int, float]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Positions:
+class _Positions:
     """The answers to the questions of one request: of each, one position per wanted token."""
 
     of_questions: list[list[Position]]
@@ -216,7 +216,7 @@ class Route(Protocol):
         Several questions must be echoes with one `top`, of a server that takes `Capabilities.lists`.
         """
 
-    def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
+    def read(self, body: str, *questions: TokenQuestion) -> _Positions | NoReply:
         """Return the answers in a response's body; a `NoReply` where one of them has a fault."""
 
 
@@ -283,13 +283,13 @@ class _CompletionsRoute:
             body["return_tokens_as_token_ids"] = True
         return "/completions", body
 
-    def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
-        def read(reply: Any) -> Positions:
+    def read(self, body: str, *questions: TokenQuestion) -> _Positions | NoReply:
+        def read(reply: Any) -> _Positions:
             completions = completions_of(reply, model=self.model, root=self.can.root, n=len(questions))
             usage, n_sent = completions[0].usage, sum(len(question.tokens) for question in questions)
             if usage is not None and usage.prompt != n_sent:
                 raise WrongReplyError(OTHER_TOKENS, f"read {usage.prompt} tokens of a prompt, where {n_sent} were sent")
-            return Positions([self._answer(*pair) for pair in zip(completions, questions, strict=True)], usage)
+            return _Positions([self._answer(*pair) for pair in zip(completions, questions, strict=True)], usage)
 
         return read_reply(body, LOGPROBS, read)
 
@@ -302,7 +302,7 @@ class _CompletionsRoute:
             if not told.tokens:
                 if told.finish != "stop":  # an answer that ends at once is told without a token
                     raise WrongReplyError(NO_TOKEN, "wrote no token where one was asked for")
-                return [Position(None, top_list({}, 0))]
+                return [Position(None, _top_list({}, 0))]
             written = self._position(told, 0, n_top)
             said = question.forced is not None and self.vocabulary.id_of(told.tokens[0]) == question.forced
             return [written if said else Position(None, written.top)]
@@ -328,7 +328,7 @@ class _CompletionsRoute:
             raise WrongReplyError(
                 CONTRADICTION, f"gave a token {logprob} alone and {there} in the list of its position"
             )
-        return Position(logprob, top_list(known, n_top))
+        return Position(logprob, _top_list(known, n_top))
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,10 +403,10 @@ class _LlamaCppRoute:
             body["logit_bias"] = [[question.forced, BIAS]]
         return f"{self.root}/completion", body
 
-    def read(self, body: str, *questions: TokenQuestion) -> Positions | NoReply:
+    def read(self, body: str, *questions: TokenQuestion) -> _Positions | NoReply:
         [question] = questions
 
-        def read(reply: Any) -> Positions:
+        def read(reply: Any) -> _Positions:
             require_model(reply, self.model, self.can.root)
             n_read, n_sent = reply.get("tokens_evaluated"), len(question.tokens)
             if reply.get("truncated") or n_read not in (None, n_sent):
@@ -420,7 +420,7 @@ class _LlamaCppRoute:
             _require_distribution(known)
             logprob = _log_probability(written["logprob"])
             said = question.forced == int(written["id"])
-            return Positions([[Position(logprob if said else None, top_list(known, self.can.n_top))]])
+            return _Positions([[Position(logprob if said else None, _top_list(known, self.can.n_top))]])
 
         return read_reply(body, LOGPROBS, read)
 

@@ -55,7 +55,7 @@ class AnswerReader:
     most: int  # Longest answer that was asked for, in tokens
     n_sent: int | None = None  # Tokens that the server must read; None: its own template may make others
 
-    def written(self, body: str) -> ChatAnswer | NoReply:
+    def _written(self, body: str) -> ChatAnswer | NoReply:
         return self._read(body, lambda choice: choice["text"])
 
     def chat(self, body: str) -> ChatAnswer | NoReply:
@@ -283,7 +283,7 @@ class ServedModel:
                     path, read = "/chat/completions", reader.chat
                     body["messages"] = list(row.messages)
                 else:
-                    path, read = "/completions", reader.written
+                    path, read = "/completions", reader._written
                     body |= self._prompt(row, vocabulary, stops, job.end_tokens)
                 reply = await transport.post(path, body, read, model=self.name, n_bytes=4 * len(row.prompt))
                 if isinstance(reply, NoReply):

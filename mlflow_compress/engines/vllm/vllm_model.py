@@ -250,7 +250,7 @@ class VllmModel(FileModel):
 
         vLLM chooses which rows it computes together, so that its answers may depend on that by rounding.
         """
-        ends = sorted(end_tokens_of(self.generation_settings, self.tokenizer) | set(job.end_tokens))
+        ends = sorted(end_tokens_of(self._generation_settings, self.tokenizer) | set(job.end_tokens))
         unfinished = job.unfinished()
         with job.bar(unfinished) as bar:
             ending = Ending(self.tokenizer, ends, job.until, job.config.max_new_tokens, finished=bar.update)
@@ -278,7 +278,7 @@ class VllmModel(FileModel):
                     ending.add(row, token)
 
     @cached_property
-    def generation_settings(self) -> Any:
+    def _generation_settings(self) -> Any:
         from transformers import GenerationConfig as Settings
 
         return open_generation_settings(self.path) or Settings.from_model_config(self.model_config)

@@ -26,7 +26,7 @@ def _drawn_order(row: task.Row, settings: task.TaskSettings, number: int) -> lis
     return task.seeded(settings, row["id"], number).sample(order, len(order)) if number else order
 
 
-def sampled(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Row]:
+def _sampled(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Row]:
     """Return the rows to score in every order: a seeded sample of those with at most four options, in file order."""
     few = [row for row in rows if len(row["choices"]) <= MOST_OPTIONS]
     if rows and not few:
@@ -197,7 +197,7 @@ def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> 
             style=styles[first],
             orders=lambda row: [list(order) for order in permutations(_unchanged_order(row))],  # lexicographic
         )
-        tasks.append(_task(every, sampled(name, tests, settings), examples, settings))
+        tasks.append(_task(every, _sampled(name, tests, settings), examples, settings))
     return tasks
 
 

@@ -29,7 +29,7 @@ Head = Callable[[int], dict[str, Any]]  # the first fields of a row of a questio
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class _Source:
     """A data set and how its rows become questions."""
 
     dataset: str  # Hub id and configuration (None if there is only one)
@@ -76,7 +76,7 @@ def head_of(split: str, category: str, prefix: str = "") -> Head:
     return lambda number: {"id": f"{prefix}{split}-{number}", "category": category, "split": split}
 
 
-def labelled(record: Record, text: str = "question") -> dict[str, Any]:
+def _labelled(record: Record, text: str = "question") -> dict[str, Any]:
     """Return the question of a record in ARC's layout. Options get letters by position, whatever their labels are."""
     labels = list(record["choices"]["label"])
     if record["answerKey"] not in labels:
@@ -111,7 +111,7 @@ def register_lettered(
     TASKS.register(name)(NamedTask(**described, shots=shown, rule=RULE, definition=definition.encode, build=build))
 
 
-def _register_hub_tasks(name: str, source: Source, *, licence: str, items: str) -> None:
+def _register_hub_tasks(name: str, source: _Source, *, licence: str, items: str) -> None:
     """Register a data set in hub layout as a named task."""
     register_lettered(
         name,
@@ -129,26 +129,26 @@ for _name, _config, _items in (
 ):
     _register_hub_tasks(
         _name,
-        Source(dataset="allenai/ai2_arc", config=_config, test="test", category="science", question=labelled),
+        _Source(dataset="allenai/ai2_arc", config=_config, test="test", category="science", question=_labelled),
         licence="CC BY-SA 4.0",
         items=f"{_items} (with four options: each also with the options E and F)",
     )
 
 _register_hub_tasks(
     "commonsense_qa_lettered",
-    Source(dataset="tau/commonsense_qa", test="validation", category="common sense", question=labelled),
+    _Source(dataset="tau/commonsense_qa", test="validation", category="common sense", question=_labelled),
     licence="MIT",
     items="1,221 validation, five options",  # so without the options E and F
 )
 
 _register_hub_tasks(
     "openbookqa_lettered",
-    Source(
+    _Source(
         dataset="allenai/openbookqa",
         config="main",
         test="test",
         category="science",
-        question=partial(labelled, text="question_stem"),
+        question=partial(_labelled, text="question_stem"),
     ),
     licence="not stated",
     items="500 test (each also with the options E and F)",
@@ -168,7 +168,7 @@ def cosmos_qa_question(record: Record) -> dict[str, Any]:
 
 _register_hub_tasks(
     "cosmos_qa_lettered",
-    Source(
+    _Source(
         dataset="allenai/cosmos_qa",
         # The hub's copy is a script, which current versions of `datasets` do not run; its Parquet files are here. The
         # original files train.csv and valid.csv can be used instead.
@@ -205,7 +205,7 @@ def hellaswag_question(record: Record) -> dict[str, Any]:
 
 _register_hub_tasks(
     "hellaswag_lettered",
-    Source(dataset="Rowan/hellaswag", test="validation", category="common sense", question=hellaswag_question),
+    _Source(dataset="Rowan/hellaswag", test="validation", category="common sense", question=hellaswag_question),
     licence="MIT",
     items="10,042 validation (each also with the options E and F)",
 )

@@ -247,7 +247,7 @@ class Predictions:
     lead: Float
 
 
-def check_complete(view: ItemTable, counts: Int, what: str) -> Bool:
+def _check_complete(view: ItemTable, counts: Int, what: str) -> Bool:
     """Return where every option is there; `counts`, shape (n_items, ...), of only some of them are a `DataError`."""
     wanted = view.n_options.reshape(-1, *([1] * (counts.ndim - 1)))
     partial = (counts != 0) & (counts != wanted)
@@ -266,7 +266,7 @@ def is_null(records: OptionScores | OptionDistances | OptionBounds, column: str)
     return np.asarray(records.table.column(column).is_null().to_numpy(), dtype=bool)
 
 
-def option_cells(view: ItemTable, scores: OptionScores | OptionDistances | OptionBounds) -> tuple[Int, Int, Int]:
+def _option_cells(view: ItemTable, scores: OptionScores | OptionDistances | OptionBounds) -> tuple[Int, Int, Int]:
     """Return (item row, permutation, option) of every row; negative positions and repeated cells are refused."""
     item = view.locate(scores)
     permutation = scores.column("permutation").astype(np.int64)
@@ -287,7 +287,7 @@ def option_grid(view: ItemTable, scores: OptionScores) -> OptionGrid:
     forward pass must not become an answer), as is an item with only some of its options, and an option without
     characters under a rule that divides by them.
     """
-    item, permutation, option = option_cells(view, scores)
+    item, permutation, option = _option_cells(view, scores)
     loglik, unscored = scores.column("loglik").astype(np.float64), is_null(scores, "loglik")
     bad = ~np.isfinite(loglik) & ~unscored
     if bad.any():
@@ -306,7 +306,7 @@ def option_grid(view: ItemTable, scores: OptionScores) -> OptionGrid:
         content=np.zeros(shape, dtype=np.int64),
         n_tokens=np.zeros(shape, dtype=np.int64),
         greedy=np.zeros(shape, dtype=bool),
-        scored=check_complete(view, counts, scores.NAME),
+        scored=_check_complete(view, counts, scores.NAME),
     )
     length: Float = np.ones(len(scores))
     for rule, column in LENGTHS.items():
@@ -437,14 +437,14 @@ def option_means(view: ItemTable, distances: OptionDistances | OptionBounds, col
     distances, and an item with only some of its options, are a `DataError`.
     """
     original = distances.where(permutation=0)
-    item, _, _ = option_cells(view, original)
+    item, _, _ = _option_cells(view, original)
     values, unscored = original.column(column).astype(np.float64), is_null(original, column)
     bad = ~np.isfinite(values) & ~unscored
     if bad.any():
         first = int(np.argmax(bad))
         raise DataError(f"The {column} distances hold NaN or infinite values", got=view.name(int(item[first])))
     counts = np.bincount(item, minlength=len(view))
-    there = check_complete(view, counts, distances.NAME)
+    there = _check_complete(view, counts, distances.NAME)
     there[item[unscored]] = False
     sums = np.bincount(item, weights=np.where(unscored, 0.0, values), minlength=len(view))
     return np.where(there, sums / np.maximum(counts, 1), np.nan)

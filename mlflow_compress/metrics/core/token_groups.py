@@ -14,7 +14,7 @@ from mlflow_compress.records import TokenDistances, TokenScores, align
 
 
 @dataclass(frozen=True)
-class TokenGroups:
+class _TokenGroups:
     """Which corpus and which window each token belongs to."""
 
     tasks: Objects  # Corpora; shape (n_tasks,)
@@ -31,7 +31,7 @@ def _codes(column: pa.ChunkedArray) -> tuple[Objects, Int]:
     return names, np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
-def token_groups(scores: TokenScores) -> TokenGroups:
+def token_groups(scores: TokenScores) -> _TokenGroups:
     """Return corpus and window codes of token records; repeated (task, window, position) keys are refused."""
     if len(scores) == 0:
         raise DataError("The token_scores records are empty")
@@ -48,7 +48,7 @@ def token_groups(scores: TokenScores) -> TokenGroups:
     for number, used in enumerate(there):
         codes = np.unique(documents_of(windows[used].astype(str)), return_inverse=True)[1]
         document[number, used] = number * len(windows) + codes
-    return TokenGroups(tasks, task, window, document.ravel()[window])
+    return _TokenGroups(tasks, task, window, document.ravel()[window])
 
 
 FEWEST_WINDOWS = 5000

@@ -76,7 +76,7 @@ def expected_flips(leads: Float, flipped: Bool, known: Bool, strata: Int) -> Flo
 
 
 @dataclass(frozen=True, eq=False)
-class FlipForecast:
+class _FlipForecast:
     """What is expected of items that were not run."""
 
     expected: Float  # Their probability of a flip; shape (n_others,)
@@ -103,7 +103,7 @@ def forecast_flips(
     *,
     draws: int = 400,
     seed: int = 0,
-) -> FlipForecast:
+) -> _FlipForecast:
     """Return what the items that were run let expect of others.
 
     The draws have the uncertainty of the model, which is fitted again to items that are drawn again; the luck of the
@@ -121,7 +121,7 @@ def forecast_flips(
     expected = model.probability(other)
     code, k = _codes(parts)
     if k < _FEWEST_PARTS:
-        return FlipForecast(expected=expected, drawn=None)
+        return _FlipForecast(expected=expected, drawn=None)
     p = model.probability(x)
     weight = np.bincount(code, weights=p * (1 - p))
     off = np.bincount(code, weights=y - p) / weight
@@ -135,7 +135,7 @@ def forecast_flips(
         again = FlipModel._fit(x[rows], y[rows], begin)  # near the model of all: fewer steps from there
         level = again.level + rng.normal(0, between, n_parts)[other_code]
         row[:] = rng.random(len(other)) < expit(level - again.slope * other)
-    return FlipForecast(expected=expected, drawn=drawn)
+    return _FlipForecast(expected=expected, drawn=drawn)
 
 
 def _codes(parts: npt.ArrayLike) -> tuple[Int, int]:

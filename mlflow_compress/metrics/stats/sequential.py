@@ -47,7 +47,7 @@ def _direction(m: float, side: Side) -> tuple[float, float]:
     return (1.0, 1.0 - m) if side == "below" else (-1.0, m)
 
 
-def log_wealth(x: Float, m: float, *, side: Side, alpha: float) -> Float:
+def _log_wealth(x: Float, m: float, *, side: Side, alpha: float) -> Float:
     """Return the log-capital after each item of who bets that the mean is below, or above, `m`; shape (n,).
 
     `x` has values in [0, 1], in random order. Nearly all of the capital is bet boldly, the rest carefully: the sum of
@@ -147,7 +147,7 @@ def p_values(
         x, m = 1.0 - x, 1.0 - m
     levels: dict[Side, float] = {"below": PASS_SHARE * error, "above": (1.0 - PASS_SHARE) * error / n_checks}
     against_wrong, against_right = (
-        np.exp(-np.maximum.accumulate(np.maximum(log_wealth(x, m, side=side, alpha=alpha), 0.0)))
+        np.exp(-np.maximum.accumulate(np.maximum(_log_wealth(x, m, side=side, alpha=alpha), 0.0)))
         for side, alpha in levels.items()
     )
     return against_wrong, against_right

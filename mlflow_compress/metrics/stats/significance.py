@@ -120,7 +120,7 @@ def non_inferior(low: float, high: float, *, margin: float, direction: Literal["
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairedMean:
+class _PairedMean:
     """A mean of paired differences."""
 
     value: float  # The mean
@@ -130,7 +130,7 @@ class PairedMean:
     n: int  # Number of pairs
 
 
-def paired_mean(differences: npt.ArrayLike, *, level: float = 0.95) -> PairedMean | None:
+def paired_mean(differences: npt.ArrayLike, *, level: float = 0.95) -> _PairedMean | None:
     """Return the mean of paired differences, shape (n,), with Student's interval and p-value.
 
     None for fewer than two pairs. Where all differences are 0, p is 1 and there is no interval. Where they are all the
@@ -143,12 +143,12 @@ def paired_mean(differences: npt.ArrayLike, *, level: float = 0.95) -> PairedMea
     if n < 2:
         return None
     if np.ptp(d) <= 1e-12 * abs(d[0]):  # the same but for rounding
-        return PairedMean(value=0.0, interval=None, p_value=1.0, n=n) if d[0] == 0 else None
+        return _PairedMean(value=0.0, interval=None, p_value=1.0, n=n) if d[0] == 0 else None
     # By hand: scipy.stats takes ten times as long, and 200 variants have 40,000 of these tests.
     mean, error = float(np.mean(d)), float(np.std(d, ddof=1)) / math.sqrt(n)
     half = float(special.stdtrit(n - 1, 0.5 + level / 2)) * error
     p = 2.0 * float(special.stdtr(n - 1, -abs(mean) / error))
-    return PairedMean(value=mean, interval=Interval(mean - half, mean + half), p_value=p, n=n)
+    return _PairedMean(value=mean, interval=Interval(mean - half, mean + half), p_value=p, n=n)
 
 
 @dataclass(frozen=True, kw_only=True)

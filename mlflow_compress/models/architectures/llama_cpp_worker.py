@@ -27,11 +27,11 @@ SLOTS = 256  # most sequences at a time
 ERROR = 4  # of ggml_log_level
 
 
-class LlamaCppError(Exception):
+class _LlamaCppError(Exception):
     """llama.cpp reported an error."""
 
 
-class LlamaCppEngine:
+class _LlamaCppEngine:
     """A GGUF file on the CPU, with the attention that llama.cpp chooses; 16-bit caches unless types are given."""
 
     def __init__(self, file: str, threads: int, cache_types: Sequence[str] = ()) -> None:
@@ -45,7 +45,7 @@ class LlamaCppEngine:
         settings.n_gpu_layers = 0
         self.model = llama_cpp.llama_model_load_from_file(file.encode(), settings)
         if not self.model:
-            raise LlamaCppError(f"cannot load the file: {self._last_message()}")
+            raise _LlamaCppError(f"cannot load the file: {self._last_message()}")
         self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model)))
         self.threads, self.slots, self.cells = threads, 0, CELLS
         self.cache_types = [getattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in cache_types]
@@ -92,7 +92,7 @@ class LlamaCppEngine:
         settings.n_threads = settings.n_threads_batch = self.threads
         self.context = llama_cpp.llama_init_from_model(self.model, settings)
         if not self.context:
-            raise LlamaCppError(f"cannot make a context for {slots} x {self.cells} tokens: {self._last_message()}")
+            raise _LlamaCppError(f"cannot make a context for {slots} x {self.cells} tokens: {self._last_message()}")
         self.slots, self.held = slots, [[] for _ in range(slots)]
 
     def _decode(self, entries: list[tuple[int, int, int, bool]]) -> Any:
@@ -107,7 +107,7 @@ class LlamaCppEngine:
         finally:
             llama_cpp.llama_batch_free(batch)
         if code != 0:
-            raise LlamaCppError(f"cannot decode {len(entries)} tokens (code {code}): {self._last_message()}")
+            raise _LlamaCppError(f"cannot decode {len(entries)} tokens (code {code}): {self._last_message()}")
         shape = (sum(flag for *_, flag in entries), self.vocabulary)
         if not shape[0]:
             return np.empty(shape, np.float32)
@@ -130,14 +130,14 @@ def main() -> int:
         out.flush()
 
     try:
-        engine = LlamaCppEngine(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
+        engine = _LlamaCppEngine(sys.argv[1], int(sys.argv[2]), sys.argv[3:])
         say(vocabulary=engine.vocabulary)
         for line in sys.stdin.buffer:
             logits = engine.logits(**json.loads(line))
             say(rows=len(logits), n_bytes=logits.nbytes)
             out.write(logits.tobytes())
             out.flush()
-    except LlamaCppError as error:
+    except _LlamaCppError as error:
         say(error=str(error))
         return 1
     return 0

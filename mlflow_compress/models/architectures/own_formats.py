@@ -29,7 +29,7 @@ class OwnFormatConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.__dict__ |= settings
 
 
-class OwnFormat(HfQuantizer):  # type: ignore[misc]
+class _OwnFormat(HfQuantizer):  # type: ignore[misc]
     """Transformers' hook during and after loading; a loaded model can compute, but not be saved again or trained."""
 
     is_trainable = False  # training would change weights that the format cannot hold
@@ -59,7 +59,7 @@ def unpack(stored: dict[str, torch.Tensor], bits: int, in_features: int) -> torc
     return weight.reshape(shape)
 
 
-class UnpackHqq(ConversionOps):  # type: ignore[misc]
+class _UnpackHqq(ConversionOps):  # type: ignore[misc]
     """Unpacks one layer's weight while transformers loads it."""
 
     def __init__(self, bits: int) -> None:
@@ -74,12 +74,12 @@ class UnpackHqq(ConversionOps):  # type: ignore[misc]
         return {full_layer_name: unpack(stored, self.bits, expected.shape[1]).to(expected.dtype)}
 
 
-class HqqPackedQuantizer(OwnFormat):
+class _HqqPackedQuantizer(_OwnFormat):
     """Loads packed weights into plain linear layers; a loaded model can compute, but not be saved again."""
 
     def get_weight_conversions(self) -> list[Any]:
         bits = self.quantization_config.bits
-        return [WeightConverter([f"{part}$" for part in PARTS], "weight", [UnpackHqq(bits)])]
+        return [WeightConverter([f"{part}$" for part in PARTS], "weight", [_UnpackHqq(bits)])]
 
 
 class NoisyHead(nn.Linear):
@@ -111,7 +111,7 @@ def add_noise(model: Any, scale: float, seed: int) -> None:
     model.set_output_embeddings(NoisyHead(model.get_output_embeddings(), scale, seed))
 
 
-class NoisyLogitsQuantizer(OwnFormat):
+class _NoisyLogitsQuantizer(_OwnFormat):
     """Transformers' hook after loading, which adds the noise; nothing is quantized."""
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
@@ -119,4 +119,4 @@ class NoisyLogitsQuantizer(OwnFormat):
         return model
 
 
-QUANTIZERS = {HQQ_PACKED: HqqPackedQuantizer, NOISY_LOGITS: NoisyLogitsQuantizer}
+QUANTIZERS = {HQQ_PACKED: _HqqPackedQuantizer, NOISY_LOGITS: _NoisyLogitsQuantizer}

@@ -238,14 +238,14 @@ def expand(model: Any) -> None:
     if "gptqmodel" in sys.modules:  # a model with such layers has imported it; importing it patches transformers
         from gptqmodel.nn_modules.qlinear import BaseQuantLinear
 
-        kinds.append((BaseQuantLinear, gptq_awq_weight))
+        kinds.append((BaseQuantLinear, _gptq_awq_weight))
     if "bitsandbytes" in sys.modules:
         from bitsandbytes.nn import Linear4bit
 
         kinds.append((Linear4bit, lambda packed: bnb_4bit_weight(packed.weight)))
     for name, packed in list(model.named_modules()) if kinds else ():
         dequantized = next((weight for kind, weight in kinds if isinstance(packed, kind)), None)
-        if dequantized is None or (dequantized is not gptq_awq_weight and packed.weight.device.type != "cpu"):
+        if dequantized is None or (dequantized is not _gptq_awq_weight and packed.weight.device.type != "cpu"):
             continue
         weight, bias = dequantized(packed), packed.bias
         plain = nn.Linear(packed.in_features, packed.out_features, bias=bias is not None, device="meta")
@@ -255,7 +255,7 @@ def expand(model: Any) -> None:
         model.set_submodule(name, plain.train(packed.training))
 
 
-def gptq_awq_weight(packed: Any) -> "torch.Tensor":
+def _gptq_awq_weight(packed: Any) -> "torch.Tensor":
     """Return ``scale * (level - zero)`` in float32 from the stored scale, shape (out_features, in_features)."""
     import torch
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear

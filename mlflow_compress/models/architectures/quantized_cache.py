@@ -98,13 +98,13 @@ class QuantizedCache:
         return self.keys.bytes_per_number(plain) + self.values.bytes_per_number(plain)
 
     @property
-    def depends_on_query(self) -> bool:
+    def _depends_on_query(self) -> bool:
         """Whether a token is read rounded by some later tokens, and as it is by others."""
         return bool(self.residual) or "channel" in (self.keys.per, self.values.per)
 
     def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         """Compute attention with transformers' signature; every query reads what a cache holds at its time."""
-        if not self.depends_on_query:
+        if not self._depends_on_query:
             key, value = self.keys.by_token(key), self.values.by_token(value)
             return sdpa_attention_forward(module, query, key, value, mask, **options)
         n_queries, n_keys = query.shape[-2], key.shape[-2]
@@ -175,7 +175,7 @@ def cache_bytes_per_token(config: Any) -> float | None:
     return numbers * (rounded + (n_layers - len(caches)) * 2 * plain)
 
 
-def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+def _attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
     """Compute attention with the cache that the model's configuration gives to the module's layer, if it has one."""
     settings = getattr(module.config, QUANTIZED_CACHE).get(str(module.layer_idx))
     if settings is None:
@@ -184,8 +184,8 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **
 
 
 def register_attention() -> None:
-    """Register `attend` with transformers; a second call changes nothing."""
-    AttentionInterface.register(CACHE_ATTENTION, attend)
+    """Register `_attend` with transformers; a second call changes nothing."""
+    AttentionInterface.register(CACHE_ATTENTION, _attend)
     AttentionMaskInterface.register(CACHE_ATTENTION, sdpa_mask)
 
 

@@ -35,7 +35,7 @@ class PageVariant:
     results: Sequence[MetricResult] = ()  # Every result, also by task and category
     # How it was made: the parameters in which variants differ
     settings: Mapping[str, str] = field(default_factory=dict)
-    changes: "VariantChanges | None" = None  # Its changed answers; None where the evaluation has corpora only
+    changes: "_VariantChanges | None" = None  # Its changed answers; None where the evaluation has corpora only
     # What it answered to the instructions; None where no judge stage ran on the instructions of the page
     answers: Generations | None = None
     grades: Judgments | None = None  # A judge's grades of these answers
@@ -69,13 +69,13 @@ class PageContent:
         return f"{n} {'variant' if n == 1 else 'variants'} of {self.board.baseline}"
 
     @property
-    def changes(self) -> "dict[str, VariantChanges]":
+    def changes(self) -> "dict[str, _VariantChanges]":
         """The changed answers of the variants that have any items, by name."""
         return {v.name: v.changes for v in self.variants if v.changes is not None}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class VariantChanges:
+class _VariantChanges:
     """What one variant changed; every list has one entry per changed answer."""
 
     changed: ChangedAnswers  # Which items, in which direction. Rows are those of the baseline's items.
@@ -84,11 +84,11 @@ class VariantChanges:
     unscored: Int  # Rows of the items that it, or the baseline, has no answer to; they are no changes
 
 
-def changes_of(baseline: RunRecords, variant: RunRecords) -> VariantChanges:
+def changes_of(baseline: RunRecords, variant: RunRecords) -> _VariantChanges:
     """Return what a variant changed. They share an evaluation id, and so the baseline's items."""
     inputs = MetricInputs(baseline=baseline, variant=RunRecords(**{**vars(variant), "items": baseline.items}))
     changed = changed_answers(inputs)
-    return VariantChanges(
+    return _VariantChanges(
         changed=changed,
         answers=_answers_of(inputs, "variant", changed.rows),
         baseline=_answers_of(inputs, "baseline", changed.rows),
@@ -134,7 +134,7 @@ def _answers_of(inputs: MetricInputs, which: str, rows: Int) -> list[dict[str, A
     return answers
 
 
-def explorer_data(items: Items, variants: Mapping[str, VariantChanges], *, most: int | None = None) -> dict[str, Any]:
+def explorer_data(items: Items, variants: Mapping[str, _VariantChanges], *, most: int | None = None) -> dict[str, Any]:
     """Return the changed answers of all variants as values for JSON; of too many those with the largest margins.
 
     An item is ``[id, task, category, prefix, rest of the prompt, options, gold, accepted answers, margin, baseline's
@@ -163,7 +163,7 @@ def explorer_data(items: Items, variants: Mapping[str, VariantChanges], *, most:
     }
 
 
-def _most_confident(variants: Mapping[str, VariantChanges], most: int | None) -> dict[str, Int]:
+def _most_confident(variants: Mapping[str, _VariantChanges], most: int | None) -> dict[str, Int]:
     """Return which changed answers of each variant are kept; the order within a variant stays."""
     total = sum(len(v.changed.rows) for v in variants.values())
     if most is None or total <= most:
@@ -224,7 +224,7 @@ def _shared_beginnings(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str
     return shared
 
 
-def shared_changes(variants: Mapping[str, VariantChanges], n_items: int) -> tuple[Int, dict[int, int]]:
+def shared_changes(variants: Mapping[str, _VariantChanges], n_items: int) -> tuple[Int, dict[int, int]]:
     """Return how many items both of each pair of variants changed (on the diagonal one alone), and how many k, by k."""
     changed = np.zeros((len(variants), n_items), dtype=np.float32)  # floats, because numpy multiplies them fast
     for place, variant in enumerate(variants.values()):
@@ -237,7 +237,7 @@ MOST_CHARACTERS = 4_000_000
 """Most characters of variants' answers on a page; the rest stays in the runs, and the page says how many."""
 
 
-def answer_data(content: PageContent) -> dict[str, Any] | None:
+def _answer_data(content: PageContent) -> dict[str, Any] | None:
     """Return the answers as values for JSON; None where there are none.
 
     `prompts` is one ``[id, turn, prompt, baseline's answer, baseline's grade]`` per answered turn, `variants` one
@@ -284,7 +284,11 @@ def packed(value: Any) -> str:
 
 def page_data(content: PageContent, *, most_bytes: int = MOST_BYTES) -> tuple[str, dict[str, Any]]:
     """Return the page's data as text, and as values; too many changed answers lose those with the smallest margins."""
-    data: dict[str, Any] = {"scores": score_data(content), "answers": answer_data(content), "alike": map_data(content)}
+    data: dict[str, Any] = {
+        "scores": _score_data(content),
+        "answers": _answer_data(content),
+        "alike": _map_data(content),
+    }
     most: int | None = None
     while True:
         changes = explorer_data(content.items, content.changes, most=most) if content.items is not None else None
@@ -294,7 +298,7 @@ def page_data(content: PageContent, *, most_bytes: int = MOST_BYTES) -> tuple[st
         most = int(changes["shown"] * min(0.95 * most_bytes / len(text), 0.9))
 
 
-def map_data(content: PageContent) -> dict[str, Any] | None:
+def _map_data(content: PageContent) -> dict[str, Any] | None:
     """Return the models as points: how alike they answer; None where nothing tells them apart."""
     models = content.similarity
     if models is None or models.shares is None:
@@ -308,7 +312,7 @@ def map_data(content: PageContent) -> dict[str, Any] | None:
     return {"points": points, "shares": models.shares}
 
 
-def score_data(content: PageContent) -> dict[str, Any]:
+def _score_data(content: PageContent) -> dict[str, Any]:
     """Return what the figures draw: columns, values with intervals, and the groups that cannot be told apart."""
     board = content.board
     return {

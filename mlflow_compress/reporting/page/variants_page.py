@@ -30,7 +30,7 @@ MOST_PAIRED = 24
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedChanges:
+class _SharedChanges:
     """Changed answers that variants share."""
 
     variants: Sequence[str]  # Those of the table of pairs; the closest ones where there are more than `MOST_PAIRED`
@@ -76,7 +76,7 @@ def _variant(row: ScoreRow, address: str, *, chosen: bool, on_front: bool) -> Wo
     return Words(row.name, notes, sign="*" if on_front else "", value=row.name)
 
 
-def verdicts_table(content: PageContent) -> Table:
+def _verdicts_table(content: PageContent) -> Table:
     """Return each variant in one sentence, and what the policy says of it."""
     outcomes = {outcome.candidate.name: outcome for outcome in content.decision.outcomes}
     said = [outcomes.get(variant.name) for variant in content.variants]
@@ -126,7 +126,7 @@ def direction_table(content: PageContent) -> Table:
     )
 
 
-def ties_table(content: PageContent) -> Table:
+def _ties_table(content: PageContent) -> Table:
     """Return the variants that cannot be told apart, one group per line."""
     labels = {column.key: column.label for column in content.board.columns}
     return Table(
@@ -139,7 +139,7 @@ def ties_table(content: PageContent) -> Table:
     )
 
 
-def flips_by_part(content: PageContent) -> dict[tuple[str, str | None], dict[str, MetricResult]]:
+def _flips_by_part(content: PageContent) -> dict[tuple[str, str | None], dict[str, MetricResult]]:
     """Return the flips of every variant by task and category, in their order; a part without any value is left out."""
     parts: dict[tuple[str, str | None], dict[str, MetricResult]] = {}
     for variant in content.variants:
@@ -151,7 +151,7 @@ def flips_by_part(content: PageContent) -> dict[tuple[str, str | None], dict[str
 
 def heat_map(content: PageContent, *, intervals: bool = True) -> Table:
     """Return the flips by task and category in percent, shaded."""
-    parts = flips_by_part(content)
+    parts = _flips_by_part(content)
     highest = max((r.value for by_variant in parts.values() for r in by_variant.values()), default=0.0)
     names = [variant.name for variant in content.variants]
     return Table(
@@ -200,7 +200,7 @@ def _pairs(head: str, names: Sequence[str], cells: Sequence[Sequence[Any]], leve
     return Table(columns=[Column(head, left=True), *map(Column, names)], rows=rows, shades=levels)
 
 
-def alike_table(content: PageContent) -> Table | None:
+def _alike_table(content: PageContent) -> Table | None:
     """Return the similarity of the models' answers, the smallest with the weakest shade; None without embeddings."""
     models = content.similarity
     if models is None:
@@ -212,7 +212,7 @@ def alike_table(content: PageContent) -> Table | None:
     return _pairs("similarity", models.names[:MOST_PAIRED], cells, levels)
 
 
-def shared_table(content: PageContent) -> SharedChanges | None:
+def shared_table(content: PageContent) -> _SharedChanges | None:
     """Return which changed answers variants share; None without two variants that have items."""
     changes = content.changes
     if content.items is None or len(changes) < 2:
@@ -220,7 +220,7 @@ def shared_table(content: PageContent) -> SharedChanges | None:
     view = ItemTable(content.items)
     together, by_count = shared_changes(changes, len(content.items))
     n = min(len(changes), MOST_PAIRED)
-    return SharedChanges(
+    return _SharedChanges(
         variants=list(changes)[:n],
         together=together[:n, :n].tolist(),
         by_count=by_count,
@@ -229,7 +229,7 @@ def shared_table(content: PageContent) -> SharedChanges | None:
     )
 
 
-def made_table(content: PageContent) -> Table:
+def _made_table(content: PageContent) -> Table:
     """Return the settings of every variant; a cell is empty where its method has no such setting."""
     names = list(dict.fromkeys(name for variant in content.variants for name in variant.settings))
     return Table(
@@ -241,7 +241,7 @@ def made_table(content: PageContent) -> Table:
     )
 
 
-def items_by_task(content: PageContent) -> Table:
+def _items_by_task(content: PageContent) -> Table:
     """Return the number of items of each task."""
     columns = [] if content.items is None else [content.items.column(name).tolist() for name in ("task", "family")]
     counts = sorted(Counter(zip(*columns, strict=True)).items())
@@ -266,7 +266,7 @@ def render_page(content: PageContent) -> str:
     libraries = (_HERE / "vendor" / "libraries.min.js").read_text(encoding="utf-8")
     script = "".join(path.read_text(encoding="utf-8") for path in sorted((_HERE / "scripts").glob("*.js")))
     board = content.board
-    intervals = len(flips_by_part(content)) * len(content.variants) <= _MOST_HEAT_INTERVALS
+    intervals = len(_flips_by_part(content)) * len(content.variants) <= _MOST_HEAT_INTERVALS
 
     return TEMPLATES.get_template("page.html.j2").render(
         content=content,
@@ -291,16 +291,16 @@ def render_page(content: PageContent) -> str:
         interval=f"{100 * board.level:g} %",
         scores=scores_table(content),
         legend=[line.replace("*", "★", 1) for line in scoreboard_text.legend(board)],
-        verdicts=verdicts_table(content),
+        verdicts=_verdicts_table(content),
         direction=direction_table(content),
         margin=next((row.harm.margin for row in board.rows if row.harm is not None), None),
-        groups=ties_table(content),
+        groups=_ties_table(content),
         heat=heat_map(content, intervals=intervals),
         heat_intervals=intervals,
         slices=worst_slices(content),
         front=scoreboard_text.shown_front(board),
         shared=shared_table(content),
-        alike=alike_table(content),
+        alike=_alike_table(content),
         correlations=scoreboard_text.correlation_texts(board),
         changes=changes,
         first_flips=_first_flips(changes) if changes else None,
@@ -308,8 +308,8 @@ def render_page(content: PageContent) -> str:
         graded=bool(answers) and any(grade is not None for *_, grade in answers["prompts"]),
         first_answers=_first_answers(answers) if answers else None,
         setup=settings_table(content.setup),
-        made=made_table(content),
-        items_by_task=items_by_task(content),
+        made=_made_table(content),
+        items_by_task=_items_by_task(content),
         prompts=sample_prompts(content),
     )
 
@@ -463,8 +463,8 @@ def page_markdown(content: PageContent) -> str:
 
 def content_values(content: PageContent) -> dict[str, Any]:
     """Return every table of the page as plain values, ready for JSON."""
-    shared, made = shared_table(content), made_table(content)
-    alike, counts = content.similarity, items_by_task(content).rows
+    shared, made = shared_table(content), _made_table(content)
+    alike, counts = content.similarity, _items_by_task(content).rows
     return {
         "choice": choice_and_reason(content),
         "beside": list(content.beside),
@@ -482,7 +482,7 @@ def content_values(content: PageContent) -> dict[str, Any]:
                     for name, result in flips.items()
                 },
             }
-            for (task, category), flips in flips_by_part(content).items()
+            for (task, category), flips in _flips_by_part(content).items()
         ],
         "worst_slices": [
             {"variant": v.name, "slice": findings[0].text, "p": findings[0].result.p}

@@ -23,7 +23,7 @@ _WIDE = 8.0  # ratio of the ends of an axis from which on it is logarithmic
 
 
 @dataclass(frozen=True, kw_only=True)
-class CostAxis:
+class _CostAxis:
     """What stands on the axis from left to right."""
 
     field: str  # The metric; `<field>_low` and `<field>_high` are the ends of its interval, where a row has them
@@ -39,15 +39,15 @@ class CostAxis:
 
 _SIZE: dict[str, Any] = {"what": "size", "word": "small", "side": "smaller is further left"}
 SIZES = (
-    CostAxis(
+    _CostAxis(
         field=BITS,
         label="Stored bits per weight of the linear layers",
         shown="{:.2f} bits per weight",
         **_SIZE,
     ),
-    CostAxis(field=SIZE, label="Size, MB", factor=1e-6, shown="{:.3g} MB", **_SIZE),
+    _CostAxis(field=SIZE, label="Size, MB", factor=1e-6, shown="{:.3g} MB", **_SIZE),
 )
-SPEED = CostAxis(
+SPEED = _CostAxis(
     field=DECODE_SPEEDUP,
     label="Decode speed, one sequence at a time, over the baseline's",
     shown="{:.2f}x the baseline's decode speed",
@@ -57,7 +57,7 @@ SPEED = CostAxis(
     higher=True,
     baseline=1.0,
 )
-MEMORY = CostAxis(
+MEMORY = _CostAxis(
     field=MEMORY_RATIO,
     label="Peak memory while serving, over the baseline's",
     shown="{:.2f}x the baseline's peak memory",
@@ -68,7 +68,7 @@ MEMORY = CostAxis(
 )
 
 
-TOKENS = CostAxis(
+TOKENS = _CostAxis(
     field=COST_RATIO.name,
     label="Tokens to a right answer, over the baseline's",
     shown="{:.2f}x the baseline's tokens to a right answer",
@@ -88,7 +88,7 @@ class _Point(NamedTuple):
     high: float | None
 
 
-def _points(variants: Sequence[Mapping[str, Any]], axis: CostAxis, distance: str) -> list[_Point]:
+def _points(variants: Sequence[Mapping[str, Any]], axis: _CostAxis, distance: str) -> list[_Point]:
     points = []
     for v in variants:
         if v.get(axis.field) is not None and v.get(distance) is not None:
@@ -99,7 +99,7 @@ def _points(variants: Sequence[Mapping[str, Any]], axis: CostAxis, distance: str
     return points
 
 
-def _finding(points: Sequence[_Point], current: str, axis: CostAxis, tokens: str) -> str:
+def _finding(points: Sequence[_Point], current: str, axis: _CostAxis, tokens: str) -> str:
     mine = next((p for p in points if p.name == current), None)
     if mine is None:
         return f"KL and {axis.what} of {len(points)} variants"
@@ -124,7 +124,7 @@ def draw_variants(
     current: str | None,
     *,
     front: Sequence[str] = (),
-    costs: Sequence[CostAxis] = SIZES,
+    costs: Sequence[_CostAxis] = SIZES,
     fewest: int = 1,
 ) -> style.Drawing | None:
     """Return the figure of KL (log axis) against a cost. Variants with a KL of exactly 0 are in a strip below the axis.
@@ -211,7 +211,7 @@ def _scatter(axes: Any, points: Sequence[_Point], highlighted: Sequence[str]) ->
         axes.scatter([p.cost], [p.kl], s=size, color=colour, edgecolor="white", linewidth=1, zorder=order)
 
 
-def _cost_axis(axes: Any, axis: CostAxis, points: Sequence[_Point]) -> None:
+def _cost_axis(axes: Any, axis: _CostAxis, points: Sequence[_Point]) -> None:
     # A tenth around the baseline: so a difference of one percent does not fill the axis.
     near = [] if axis.baseline is None else [0.9 * axis.baseline, 1.1 * axis.baseline]
     costs = np.array([*near, *(value for p in points for value in (p.cost, *(p.cost_ends or ())))])

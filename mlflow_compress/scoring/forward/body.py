@@ -23,7 +23,7 @@ KeysValues = list[tuple[Tensor, Tensor]]  # per layer, each (1, n_heads, n_token
 NAME = "mlp"
 
 
-def find_last_layer(model: Any) -> torch.nn.Module | None:
+def _find_last_layer(model: Any) -> torch.nn.Module | None:
     """Return a model's last layer, or None where it has no module `mlp` that takes hidden states and nothing else."""
     layers = decoder_layers(model)
     last = layers[1][-1] if layers is not None else None
@@ -48,7 +48,7 @@ class _MlpAtRows(torch.nn.Module):
         return out
 
 
-def mlp_at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) -> AbstractContextManager[None]:
+def _mlp_at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) -> AbstractContextManager[None]:
     """Return a block within which a layer's feed-forward part is computed at some batch rows and positions only."""
     if layer is None:
         return nullcontext()
@@ -65,7 +65,7 @@ class Body:
         self.n_layers = int(config.num_hidden_layers)
         self._vocab_size = int(config.vocab_size)
         self._prefixes: dict[int, KeysValues] = {}
-        self._last_layer = find_last_layer(model)
+        self._last_layer = _find_last_layer(model)
 
     @property
     def device(self) -> torch.device:
@@ -123,19 +123,19 @@ class Body:
         mask = None  # with a mask of ones, sdpa would not choose its faster causal kernel
         if lengths.min() < lengths.max():
             mask = (torch.arange(ids.shape[1], device=self.device) < ends[:, None]).long()
-        with mlp_at_rows(self._last_layer, (where[0], where[1])):
+        with _mlp_at_rows(self._last_layer, (where[0], where[1])):
             hidden = self._forward(input_ids=flat.view(ids.shape), attention_mask=mask, use_cache=False)
         return hidden[where[0].to(hidden.device), where[1].to(hidden.device)]
 
     def _run_packed(self, unit: PackedBatch, attention: TreeAttention | None) -> Tensor:
         prefix = self._prefixes[unit.prefix] if unit.prefix != NO_PREFIX else []
-        cache = fork_kv_cache(prefix, self.n_layers)
+        cache = _fork_kv_cache(prefix, self.n_layers)
         seen = prefix[0][0].shape[-2] if prefix else 0
         ids, positions, ends, rows = self._sent(unit.ids, unit.positions, unit.ends, unit.rows)
         mask = None if unit.is_path and not seen else self._mask(ends, seen)
         where = torch.zeros_like(rows), rows
         as_tree = attention.for_pack(unit, rows, mask, seen, self.n_layers - 1) if attention else nullcontext()
-        with as_tree, mlp_at_rows(self._last_layer, where):
+        with as_tree, _mlp_at_rows(self._last_layer, where):
             hidden = self._forward(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -179,7 +179,7 @@ class WholeModelBody(Body):
         return torch.log_softmax(self.model(return_dict=True, **inputs).logits.float(), dim=-1)
 
 
-def fork_kv_cache(prefix: KeysValues, n_layers: int) -> Cache:
+def _fork_kv_cache(prefix: KeysValues, n_layers: int) -> Cache:
     """Return a new cache that begins with `prefix` (an empty list: an empty cache) and never changes it."""
     layers = [DynamicLayer() for _ in range(n_layers)]
     for layer, (keys, values) in zip(layers, prefix, strict=False):
@@ -195,7 +195,7 @@ def split_body_and_head(model: Any) -> tuple[Body, LanguageModelHead, str | None
     hidden states), or no head is found, the whole model serves as the body, and the third value is the reason.
     The last layer is computed at scored positions only if a probe shows that this does not change their states.
     """
-    last_layer = find_last_layer(model)
+    last_layer = _find_last_layer(model)
     return probed(model, lambda: _split(model), lambda it: it[2] is not None or it[0]._last_layer is not last_layer)
 
 

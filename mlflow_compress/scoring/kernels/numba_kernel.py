@@ -42,7 +42,7 @@ class _RepairedCache(FunctionCache):  # type: ignore[misc]
             return None
 
 
-def cached(function: Callable[..., Any]) -> Any:
+def _cached(function: Callable[..., Any]) -> Any:
     """Return a function that is compiled at its first call, or taken from numba's cache."""
     compiled = njit(error_model="numpy", nogil=True, cache=True)(function)
     compiled._cache = _RepairedCache(function)
@@ -118,14 +118,14 @@ def _prefer_512_bit(typing_context):  # type: ignore[no-untyped-def]
     return types.none(), generate
 
 
-@cached
+@_cached
 def _normalise(logits, maxima, normal):  # type: ignore[no-untyped-def]
     """Write the block maxima of every row, its ln sum e^x, and its entropy in nats."""
     for i in range(len(logits)):
         _normalise_row(logits[i], maxima[i], normal[i])
 
 
-@cached
+@_cached
 def _compare(base, variant, base_maxima, maxima, base_normal, normal, found):  # type: ignore[no-untyped-def]
     """Do the same for two models, and write the sums that `distances_from_sums` takes."""
     for i in range(len(variant)):
@@ -349,7 +349,7 @@ def _first_highest(logits, maxima):  # type: ignore[no-untyped-def]
     return best * BLOCK  # a NaN equals nothing; its normaliser is refused
 
 
-@cached
+@_cached
 def _normalise_baseline(logits, maxima, normal):  # type: ignore[no-untyped-def]
     for i in range(len(logits)):
         highest, total = _normalise_row(logits[i], maxima[i], normal[i])
@@ -357,7 +357,7 @@ def _normalise_baseline(logits, maxima, normal):  # type: ignore[no-untyped-def]
         normal[i, 2] = total
 
 
-@cached
+@_cached
 def _kl_of_rows(base, variant, base_normal, normal, kl, top):  # type: ignore[no-untyped-def]
     """Write the variant's ln sum e^x, the KL of every row (NaN where it is not exact), and its best token."""
     maxima = np.empty(-(-variant.shape[1] // BLOCK), dtype=f32)

@@ -169,7 +169,7 @@ class Encoder:
             return {}
         return kept(("encoded", self._tokenizer_hash, self.max_length), dict)
 
-    def key(self, requests: Sequence[Request]) -> str:
+    def _key(self, requests: Sequence[Request]) -> str:
         """Return a digest of everything that the tokens of requests depend on."""
         digest = hashlib.sha256(f"{self._tokenizer_hash} {self.max_length}".encode())
         before = None
@@ -184,7 +184,7 @@ class Encoder:
         """Write the tokens of requests into a file, for `remember`."""
         encoded = self.encode(requests)
         arrays: dict[str, Any] = {
-            "key": np.array(self.key(requests)),
+            "key": np.array(self._key(requests)),
             "n_inputs": np.array([len(e.inputs) for e in encoded]),
             "n_targets": np.array([len(e.targets) for e in encoded]),
             "inputs": np.concatenate([np.zeros(0, np.int32), *(e.inputs for e in encoded)]),
@@ -200,7 +200,7 @@ class Encoder:
         if not (requests and file.is_file() and keeps()):
             return
         with np.load(file, allow_pickle=False) as stored:  # each array is read when it is asked for
-            if str(stored["key"]) != self.key(requests):
+            if str(stored["key"]) != self._key(requests):
                 return
             known, names = self._known(), ("inputs", "targets")
             tokens = (np.split(stored[name], np.cumsum(stored[f"n_{name}"])[:-1]) for name in names)

@@ -26,33 +26,33 @@ _PACKAGE_ROOT = str(Path(__file__).parents[3])
 
 
 @dataclass(frozen=True)
-class RuntimeChoice:
+class _RuntimeChoice:
     """The runtime that a checkpoint is meant for; None, and the reason, where there is none to be timed in."""
 
     runtime: str | None
     reason: str = ""
 
 
-def runtime_of(folder: Path, device: str) -> RuntimeChoice:
+def runtime_of(folder: Path, device: str) -> _RuntimeChoice:
     """Return the runtime whose kernels compute with what the checkpoint stores."""
     simulated = checkpoint_config.has_quantized_cache(folder)
     kind = checkpoint_config.QUANTIZED_CACHE if simulated else checkpoint_config.quant_method(folder)
     if simulated or kind in checkpoint_config.OWN_FORMATS:
-        return RuntimeChoice(None, f"the format {kind} is only simulated: no kernel computes with it")
+        return _RuntimeChoice(None, f"the format {kind} is only simulated: no kernel computes with it")
     files = checkpoint_config.weight_files(folder)
     if files and files[0].suffix == ".gguf":
         if importlib.util.find_spec("llama_cpp") is None:
-            return RuntimeChoice(None, "llama.cpp is not installed here (extra llama-cpp)")
-        return RuntimeChoice(LLAMA_CPP)
+            return _RuntimeChoice(None, "llama.cpp is not installed here (extra llama-cpp)")
+        return _RuntimeChoice(LLAMA_CPP)
     if kind is None:
-        return RuntimeChoice(TRANSFORMERS)
+        return _RuntimeChoice(TRANSFORMERS)
     if kind in _OF_VLLM:
-        return RuntimeChoice(VLLM)
+        return _RuntimeChoice(VLLM)
     if kind == "bitsandbytes" and device == "cpu":
-        return RuntimeChoice(None, "bitsandbytes' weights are expanded on a CPU: its kernels run on a GPU")
+        return _RuntimeChoice(None, "bitsandbytes' weights are expanded on a CPU: its kernels run on a GPU")
     if kind in ("torchao", "bitsandbytes"):
-        return RuntimeChoice(TRANSFORMERS)
-    return RuntimeChoice(None, f"it is not known which runtime computes with the format {kind}")
+        return _RuntimeChoice(TRANSFORMERS)
+    return _RuntimeChoice(None, f"it is not known which runtime computes with the format {kind}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class RuntimeCall:
 
 
 @dataclass(frozen=True)
-class Memory:
+class _Memory:
     """Bytes that a model takes above the libraries, after it has worked, and at most."""
 
     resident: int
@@ -107,13 +107,13 @@ class MeasuredModel(JsonProcess, AbstractContextManager["MeasuredModel"]):
         reply = self._ask(do="generate", prompts=[list(map(int, prompt)) for prompt in prompts], n_new=n_new)
         return [float(seconds) for seconds in reply["seconds"]]
 
-    def measured(self, plan: "TimingPlan") -> Memory:
+    def measured(self, plan: "TimingPlan") -> _Memory:
         """Load the model, generate once with each batch size, and return what that takes."""
         self.open()
         for batch in BATCHES:
             self.generate(plan.prompts(batch, 0), plan.new_tokens)
         reply = self._ask(do="memory")
-        return Memory(int(reply["resident_bytes"]), int(reply["peak_bytes"]))
+        return _Memory(int(reply["resident_bytes"]), int(reply["peak_bytes"]))
 
     def _ask(self, **command: Any) -> dict[str, Any]:
         answer, _ = self.ask(command)
@@ -150,18 +150,18 @@ class ModelTimes:
 
     timings: Timings  # When each token was there
     load_seconds: float | None  # Time to load it; None of a served model
-    memory: Sequence[Memory]  # What it takes, in each of its processes; of a served model nothing is known
+    memory: Sequence[_Memory]  # What it takes, in each of its processes; of a served model nothing is known
     described: Mapping[str, str]  # Runtime with version, device and dtype
 
 
-class Generates(Protocol):
+class _Generates(Protocol):
     """Interface of a model that can be timed."""
 
     def generate(self, prompts: Sequence[Sequence[int]], n_new: int) -> list[float]:
         """Continue all prompts together by `n_new` tokens; return the seconds from the start to each step's end."""
 
 
-def timings_in_turn(models: Mapping[str, Generates], plan: TimingPlan) -> dict[str, Timings]:
+def timings_in_turn(models: Mapping[str, _Generates], plan: TimingPlan) -> dict[str, Timings]:
     """Return when each token was there, by the model's name.
 
     In every round each model generates once, and the order turns round from one round to the next. There are as many
@@ -184,9 +184,9 @@ def timings_in_turn(models: Mapping[str, Generates], plan: TimingPlan) -> dict[s
 
 def timed_in_turn(calls: Mapping[str, RuntimeCall], plan: TimingPlan) -> dict[str, ModelTimes]:
     """Return what was measured of each model, by its name in `calls`. All are in memory at the same time."""
-    memory: dict[str, list[Memory]] = {name: [] for name in calls}
+    memory: dict[str, list[_Memory]] = {name: [] for name in calls}
 
-    def alone(call: RuntimeCall) -> Memory:
+    def alone(call: RuntimeCall) -> _Memory:
         with MeasuredModel(call) as model:
             return model.measured(plan)
 
