@@ -1,20 +1,18 @@
 """A model in a folder, whichever engine runs it: states are stored, and compared exactly."""
 
-from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 
-from mlflow_compress.engines.interface import Abilities, ModelRequest
+from mlflow_compress.engines.interface import Abilities, ModelRequest, OwnKernels
 from mlflow_compress.models import checkpoint_config
 from mlflow_compress.models.identity import end_tokens, rendering_hash, tokenizer_hash
-from mlflow_compress.models.loading import LightModel, LoadConfig, open_light
-from mlflow_compress.records import ItemKey
+from mlflow_compress.models.loading import LightModel, LoadConfig, LoadedModel, open_light
 from mlflow_compress.scoring.baseline_store import MANIFEST, StateStore, StateWriter
 from mlflow_compress.scoring.child_process import processes_per_pass
-from mlflow_compress.scoring.engine import Scorer, ScoringConfig
+from mlflow_compress.scoring.engine import RunsElsewhere, Scorer, ScoringConfig
 from mlflow_compress.scoring.engine_identity import engine_identity
 
 
@@ -23,12 +21,18 @@ class FileModel(LightModel):
     """An `EngineModel` of a checkpoint. A subclass says how it is loaded, or (`execution`, `decode`) where it runs."""
 
     abilities: ClassVar[Abilities]
+    at_server: ClassVar[None] = None
     answer_identity: ClassVar[dict[str, object]] = {}
 
     @classmethod
     def of(cls, light: LightModel, **more: Any) -> Self:
         """Return the model with the fields of `light`, and these."""
         return cls(**{one.name: getattr(light, one.name) for one in fields(LightModel)}, **more)
+
+    @property
+    def own_kernels(self) -> OwnKernels | None:
+        """Return None: transformers computes it, and has loaded it again after it was compressed."""
+        return None
 
     @property
     def identity(self) -> dict[str, object]:
@@ -44,22 +48,12 @@ class FileModel(LightModel):
             **self.engine,
         }
 
-    def load(self) -> Any:
-        """Return the model itself: what runs it loads the weights when they are first needed."""
-        return self
-
-    def try_out(self) -> None:
-        """Do nothing: what was compressed was loaded again by transformers."""
-
-    def listing(self, items: Collection[ItemKey]) -> "FileModel":
-        return self
-
-    def scorer(self, loaded: Any, *, after: StateStore | None = None) -> Scorer:
+    def scorer(self, loaded: LoadedModel | RunsElsewhere, *, after: StateStore | None = None) -> Scorer:
         """Return what scores with it; `after` a stored pass with batches of half the size."""
         half = None if after is None else int(after.manifest.limits["batch_tokens"]) // 2
         return Scorer(loaded, ScoringConfig(batch_tokens=half, processes=processes_per_pass()))
 
-    def capture(self, folder: Path, loaded: Any) -> StateWriter:
+    def capture(self, folder: Path, loaded: LoadedModel | RunsElsewhere) -> StateWriter:
         (folder / MANIFEST).unlink(missing_ok=True)
         return StateWriter(folder, loaded)
 
@@ -69,18 +63,6 @@ class FileModel(LightModel):
     def comparable_with(self, stored: object) -> StateStore | None:
         """Return stored states; None of a server's lists: there only answers compare."""
         return stored if isinstance(stored, StateStore) else None
-
-    def in_this_process(self) -> "FileModel":
-        return self
-
-    def facts(self) -> None:
-        """Return None: its weights have a hash."""
-
-    def recognise(self, earlier: object) -> None:
-        """Do nothing: the hash recognises it."""
-
-    def require_unchanged(self) -> None:
-        """Do nothing: its weights are in memory."""
 
     def about(self) -> str:
         """Return which files of the folder are no part of the model."""

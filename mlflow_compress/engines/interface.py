@@ -34,14 +34,21 @@ class Abilities:
     repeats: bool = True  # Gives the same numbers twice; a variant of an engine that does not is asked twice
 
 
-class ModelScorer(Protocol):
+Loaded = TypeVar("Loaded", bound=AnyCausalLM)
+Writer = TypeVar("Writer")
+Stored = TypeVar("Stored")
+WriterOfScorer = TypeVar("WriterOfScorer", contravariant=True)
+StoredOfScorer = TypeVar("StoredOfScorer", contravariant=True)
+
+
+class ModelScorer(Protocol[WriterOfScorer, StoredOfScorer]):
     """Scores requests and corpora with one model.
 
     `capture` is what the model's `capture` has returned, and `baseline` what its `comparable_with` has.
     """
 
     @property
-    def loaded(self) -> Any:
+    def loaded(self) -> AnyCausalLM:
         """The model that generates: what `EngineModel.load` has returned."""
 
     @property
@@ -56,8 +63,8 @@ class ModelScorer(Protocol):
         self,
         requests: Sequence[records.Request],
         *,
-        capture: Any = None,
-        baseline: Any = None,
+        capture: WriterOfScorer | None = None,
+        baseline: StoredOfScorer | None = None,
         resume: Path | None = None,
     ) -> tuple[records.OptionScores, records.OptionDistances | records.OptionBounds | None]:
         """Return one row per request, in order, and the distances from a baseline: exact, or bounds on them.
@@ -73,8 +80,8 @@ class ModelScorer(Protocol):
         window: int = 512,
         max_tokens: int | None = None,
         starts: Sequence[int] = (),
-        capture: Any = None,
-        baseline: Any = None,
+        capture: WriterOfScorer | None = None,
+        baseline: StoredOfScorer | None = None,
         resume: Path | None = None,
     ) -> tuple[records.TokenScores, records.TokenDistances | None]:
         """Return one row per scored token, and the distances where the engine has whole distributions.
@@ -83,8 +90,13 @@ class ModelScorer(Protocol):
         """
 
 
-class EngineModel(IdentifiedModel, Protocol):
-    """A model as its engine knows it. Its weights are loaded by `load`, and not before."""
+class EngineModel(IdentifiedModel, Protocol[Loaded, Writer, Stored]):
+    """A model as its engine knows it. Its weights are loaded by `load`, and not before.
+
+    - `Loaded`: The model ready to generate and to score.
+    - `Writer`: What a pass is written to, so that others can be compared with it.
+    - `Stored`: What such a pass is read from: a `StateStore`, or `TopLists`.
+    """
 
     @property
     def abilities(self) -> Abilities:
@@ -102,39 +114,51 @@ class EngineModel(IdentifiedModel, Protocol):
     def answer_identity(self) -> dict[str, object]:
         """What its answers depend on besides."""
 
-    def load(self) -> AnyCausalLM:
+    @property
+    def at_server(self) -> "ModelAtServer[Loaded, Writer, Stored] | None":
+        """The model with what only a server's has; None where its weights have a hash."""
+
+    @property
+    def own_kernels(self) -> "OwnKernels | None":
+        """What there is besides where its engine computes otherwise than transformers; None elsewhere."""
+
+    def load(self) -> Loaded:
         """Return the model ready to generate and to score, for `generate_answers` and for `scorer`."""
 
-    def try_out(self) -> None:
-        """Refuse a model that its engine cannot run on this machine, before hours go into another one."""
-
-    def listing(self, items: Collection[records.ItemKey]) -> "EngineModel":
-        """Return the model, asked for lists of most probable tokens of these items alone, where lists cost much.
-
-        Whole distributions, which all other engines have, are always there.
-        """
-
-    def scorer(self, loaded: Any, *, after: Any = None) -> ModelScorer:
+    def scorer(self, loaded: Loaded, *, after: Stored | None = None) -> ModelScorer[Writer, Stored]:
         """Return what scores with the loaded model.
 
         With `after`, the stored pass of the same model, it scores a second time under other conditions (other batches,
         or the server is asked again). The distance between the two is the noise floor.
         """
 
-    def capture(self, folder: Path, loaded: Any) -> AbstractContextManager[Any]:
+    def capture(self, folder: Path, loaded: Loaded) -> AbstractContextManager[Writer]:
         """Return what stores a pass, so that others can be compared with it. What an interrupted one left goes."""
 
-    def stored(self, folder: Path) -> Any:
-        """Return the pass that `capture` has stored: a `StateStore`, or `TopLists`."""
+    def stored(self, folder: Path) -> Stored:
+        """Return the pass that `capture` has stored."""
 
-    def comparable_with(self, stored: Any) -> Any:
-        """Return a baseline's stored pass as this model is compared with it; None where only answers compare."""
+    def comparable_with(self, stored: object) -> Stored | None:
+        """Return the stored pass of any engine's baseline as this model is compared with it.
 
-    def in_this_process(self) -> "EngineModel":
-        """Return the same checkpoint under transformers (`own_kernels`); the engine's own memory is freed."""
+        None where only answers compare.
+        """
 
-    def facts(self) -> dict[str, object] | None:
-        """Return what a run logs, so that the model is recognised later; None where its weights have a hash."""
+    def about(self) -> str:
+        """Return what a person should know before numbers come; empty where there is nothing."""
+
+
+class ModelAtServer(EngineModel[Loaded, Writer, Stored], Protocol[Loaded, Writer, Stored]):
+    """A model whose weights nobody here has: it is recognised by its answers, and its lists of tokens cost money."""
+
+    def listing(self, items: Collection[records.ItemKey]) -> EngineModel[Loaded, Writer, Stored]:
+        """Return the model, asked for lists of most probable tokens of these items alone.
+
+        Whole distributions, which all other engines have, are always there.
+        """
+
+    def facts(self) -> dict[str, object]:
+        """Return what a run logs, so that the model is recognised later."""
 
     def recognise(self, earlier: object) -> None:
         """Refuse a model that is not the one of these facts."""
@@ -142,8 +166,19 @@ class EngineModel(IdentifiedModel, Protocol):
     def require_unchanged(self) -> None:
         """Refuse a model that is not the one that was opened; called when it has answered everything."""
 
-    def about(self) -> str:
-        """Return what a person should know before numbers come; empty where there is nothing."""
+
+AnyEngineModel = EngineModel[Any, Any, Any]
+"""A model of any engine, where two engines may meet: what one has stored, the other's `comparable_with` takes."""
+
+
+class OwnKernels(Protocol):
+    """A checkpoint that is computed with other kernels than those of transformers."""
+
+    def try_out(self) -> None:
+        """Refuse a model that its engine cannot run on this machine, before hours go into another one."""
+
+    def in_this_process(self) -> AnyEngineModel:
+        """Return the same checkpoint under transformers; the engine's own memory is freed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +212,7 @@ class Engine(Protocol):
         these processes, None for those that score. `on_gpu` None leaves the choice to the engine.
         """
 
-    def open(self, request: ModelRequest) -> EngineModel:
+    def open(self, request: ModelRequest) -> AnyEngineModel:
         """Return a model without loading its weights."""
 
 

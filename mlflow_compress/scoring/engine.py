@@ -164,7 +164,7 @@ class Execution(Protocol):
         """Run what an interrupted run has not finished. Return all results, and how often memory ran out."""
 
 
-class _RunsElsewhere(StoredModel, RemoteCausalLM, Protocol):
+class RunsElsewhere(StoredModel, RemoteCausalLM, Protocol):
     """Interface of a model that is not in this process."""
 
     @property
@@ -445,7 +445,7 @@ class Scorer:
 
     def __init__(
         self,
-        loaded: LoadedModel | _RunsElsewhere,
+        loaded: LoadedModel | RunsElsewhere,
         config: ScoringConfig | None = None,
         execution: Execution | None = None,
     ) -> None:

@@ -76,8 +76,9 @@ def test_identity_is_stable_and_names_model_and_version(opened: tuple[str, Model
     one, two = ENGINES.get(name).open(asked), ENGINES.get(name).open(asked)
     assert one.identity == two.identity and one.rounding == two.rounding and one.abilities == two.abilities
     assert {"weights", "tokenizer", "dtype", "device", "scoring"} <= one.identity.keys()
-    if (facts := one.facts()) is not None:
-        two.recognise(facts)
+    assert (one.at_server is not None) == one.abilities.served
+    if one.at_server is not None:
+        two.at_server.recognise(one.at_server.facts())
 
 
 def test_records_and_answers_are_the_local_engines(opened: tuple[str, ModelRequest], local: EngineModel) -> None:

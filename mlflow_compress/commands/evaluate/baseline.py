@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mlflow_compress.commands.evaluate.models import recognised_in
+from mlflow_compress.commands.evaluate.models import recognised_in, require_unchanged, scorer_listing
 from mlflow_compress.commands.evaluate.outputs import BOTH, WINDOW, ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared import stored
@@ -16,7 +16,7 @@ from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, g
 from mlflow_compress.commands.shared.inputs import baseline_label
 from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.decide.item_sampling import DRAWING
-from mlflow_compress.engines.interface import EngineModel
+from mlflow_compress.engines.interface import AnyEngineModel, EngineModel, Loaded, Stored, Writer
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus, Task, TaskSettings, TraceCorpus, seeded
 from mlflow_compress.kept import kept
@@ -92,7 +92,7 @@ class Baseline:
 
 
 def _run_twice(
-    model: EngineModel, suite: Suite, config: EvaluateConfig, resume: Path
+    model: EngineModel[Loaded, Writer, Stored], suite: Suite, config: EvaluateConfig, resume: Path
 ) -> tuple[ModelOutputs, RunRecords, RunRecords | None, Path | None]:
     """Return outputs, noise, engine and states, of which see `Baseline`.
 
@@ -106,21 +106,21 @@ def _run_twice(
     recognised_in(resume, model)
     states = resume / STATES
     with model.capture(states, loaded) as capture:
-        first = model.listing(item_keys(sample)).scorer(loaded)
+        first = scorer_listing(model, loaded, item_keys(sample))
         outputs = run_model(first, suite, capture=capture, samplings=BOTH, resume=resume / RECORDS)
     first_pass = model.stored(states)
     own = model.comparable_with(first_pass)
     second = model.scorer(loaded, after=first_pass)
     noise = run_model(second, sample, baseline=own, generations=False, resume=resume / NOISE).records
     engine = None
-    if model.abilities.own_kernels:
-        here = model.in_this_process()
+    if model.own_kernels is not None:
+        here = model.own_kernels.in_this_process()
         scorer = here.scorer(here.load())
         engine = run_model(scorer, sample, baseline=own, generations=False, resume=resume / ENGINE).records
     return outputs, noise, engine, states
 
 
-def _asked(model: EngineModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
+def _asked(model: AnyEngineModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
     """Return what decides whether two evaluations can be compared: baseline, settings and tasks."""
     deciding = {name: value for name, value in stored.settings_of(config).items() if name not in stored.PROMPT_SETTINGS}
     if not model.abilities.whole_distributions:  # lists of tokens are asked for in the noise floor's sample alone
@@ -128,7 +128,7 @@ def _asked(model: EngineModel, suite: Suite, config: EvaluateConfig) -> dict[str
     return {**model.identity, **deciding, "tasks": suite.hashes}
 
 
-def evaluation_id(model: EngineModel, suite: Suite, config: EvaluateConfig) -> str:
+def evaluation_id(model: AnyEngineModel, suite: Suite, config: EvaluateConfig) -> str:
     """Return the evaluation id: a hash of baseline, tasks and settings. Runs that share it may be compared."""
     return digest(_asked(model, suite, config))[:16]
 
@@ -147,7 +147,11 @@ def evaluation_of_sample(evaluation: str, sampling: SamplingConfig) -> str:
 
 
 def find_or_evaluate(
-    store: Tracker, model: EngineModel, suite: Suite, config: EvaluateConfig, before: Callable[[], None] = lambda: None
+    store: Tracker,
+    model: AnyEngineModel,
+    suite: Suite,
+    config: EvaluateConfig,
+    before: Callable[[], None] = lambda: None,
 ) -> Baseline:
     """Return the stored baseline with this fingerprint, or evaluate it in a new run, after `before`.
 
@@ -160,10 +164,10 @@ def find_or_evaluate(
     def work(run: TrackedRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
         run.log_params({**model.identity, **stored.settings_of(config), "noise_items": config.evaluation.noise_items})
-        if (facts := model.facts()) is not None:
-            run.log_json(facts, FACTS)
+        if model.at_server is not None:
+            run.log_json(model.at_server.facts(), FACTS)
         outputs, noise, engine, states = _run_twice(model, suite, config, resume)
-        model.require_unchanged()
+        require_unchanged(model)
         if states is not None:
             if model.abilities.whole_distributions:
                 Encoder(model.tokenizer, model.max_length).write(suite.requests, states / _TOKENS)
@@ -190,8 +194,8 @@ def find_or_evaluate(
     if fresh:
         gc.collect()  # modules have reference cycles: without this, two models are in memory when the variant loads
         _warn_of_rounding(store, run_id, evaluation, model.rounding)
-    elif model.facts() is not None:
-        model.recognise(store.fetch_json(run_id, FACTS))
+    elif model.at_server is not None:
+        model.at_server.recognise(store.fetch_json(run_id, FACTS))
     folder = store.fetch(run_id, RECORDS)
     states = store.fetch(run_id, STATES) if suite.is_scored else None
     if states is not None and model.abilities.whole_distributions:

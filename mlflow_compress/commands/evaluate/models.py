@@ -2,7 +2,7 @@
 
 import gc
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +16,17 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.inputs import baseline_label, folder_or_hub, is_small, model_path
 from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig, is_endpoint
 from mlflow_compress.decide.item_sampling import ItemSampler
-from mlflow_compress.engines.interface import ENGINES, EngineModel, ModelRequest, ModelScorer, engine_of_files
+from mlflow_compress.engines.interface import (
+    ENGINES,
+    AnyEngineModel,
+    EngineModel,
+    Loaded,
+    ModelRequest,
+    ModelScorer,
+    Stored,
+    Writer,
+    engine_of_files,
+)
 from mlflow_compress.engines.local import LocalEngine, LocalModel
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.files import read_json_object
@@ -30,15 +40,35 @@ from mlflow_compress.scoring.plan.encoding import Shortened
 from mlflow_compress.tracking.run_names import FACTS
 
 
-def recognised_in(folder: Path, model: EngineModel) -> None:
+def recognised_in(folder: Path, model: AnyEngineModel) -> None:
     """Write down who serves a model into a folder of unfinished work, or check that the same still answers."""
-    if (facts := model.facts()) is None:  # its weights have a hash
+    if (served := model.at_server) is None:  # its weights have a hash
         return
-    file = folder / f"{model.weights[:16]}-{FACTS}"
+    file = folder / f"{served.weights[:16]}-{FACTS}"
     if file.is_file():
-        model.recognise(read_json_object(file))
+        served.recognise(read_json_object(file))
     else:
-        atomic.write(file, json.dumps(facts).encode())
+        atomic.write(file, json.dumps(served.facts()).encode())
+
+
+def try_out(model: AnyEngineModel) -> None:
+    """Refuse a model that its engine cannot run on this machine; transformers has loaded all that were compressed."""
+    if model.own_kernels is not None:
+        model.own_kernels.try_out()
+
+
+def require_unchanged(model: AnyEngineModel) -> None:
+    """Refuse a served model that is not the one that was opened; weights in a folder have a hash."""
+    if (served := model.at_server) is not None:
+        served.require_unchanged()
+
+
+def scorer_listing(
+    model: EngineModel[Loaded, Writer, Stored], loaded: Loaded, items: Collection[ItemKey]
+) -> ModelScorer[Writer, Stored]:
+    """Return what scores with a model; a server is asked for lists of most probable tokens of these items alone."""
+    served = model.at_server
+    return (model if served is None else served.listing(items)).scorer(loaded)
 
 
 def engine_started(running: EngineConfig, source: SourceConfig, workers: Any = None) -> AbstractContextManager[Any]:
@@ -64,14 +94,14 @@ def light(path: str, source: SourceConfig, inference: InferenceConfig) -> LocalM
     return LocalEngine().open(ModelRequest(address=path, source=source, inference=inference))
 
 
-def as_baseline(inference: InferenceConfig, base: EngineModel) -> InferenceConfig:
+def as_baseline(inference: InferenceConfig, base: AnyEngineModel) -> InferenceConfig:
     """Return the settings with the dtype that the baseline has, so that like is compared with like."""
     if base.abilities.served:
         return inference
     return inference.model_copy(update={"dtype": str(base.dtype).removeprefix("torch.")})
 
 
-def _opened(address: str, config: EvaluateConfig | JudgeConfig, **more: Any) -> EngineModel:
+def _opened(address: str, config: EvaluateConfig | JudgeConfig, **more: Any) -> AnyEngineModel:
     """Return a stage's model by its address: a server's, or a folder or hub id for the engine of the parameters."""
     name = "endpoint" if is_endpoint(address) else config.running.engine
     request = ModelRequest(
@@ -84,7 +114,7 @@ def _opened(address: str, config: EvaluateConfig | JudgeConfig, **more: Any) -> 
     return ENGINES.get(name).open(replace(request, **more))
 
 
-def open_baseline(config: EvaluateConfig | JudgeConfig) -> EngineModel:
+def open_baseline(config: EvaluateConfig | JudgeConfig) -> AnyEngineModel:
     """Return a stage's baseline without its weights."""
     model = config.source.model
     if is_endpoint(model):
@@ -94,7 +124,7 @@ def open_baseline(config: EvaluateConfig | JudgeConfig) -> EngineModel:
         return _opened(model_path(model), config)
 
 
-def open_variant(config: EvaluateConfig | JudgeConfig, base: EngineModel) -> EngineModel:
+def open_variant(config: EvaluateConfig | JudgeConfig, base: AnyEngineModel) -> AnyEngineModel:
     """Return a stage's variant without its weights; a served one has the baseline's tokenizer, or the one given."""
     if not is_endpoint(config.checkpoint):
         return _opened(str(config.checkpoint), config, inference=as_baseline(config.inference, base))
@@ -103,7 +133,7 @@ def open_variant(config: EvaluateConfig | JudgeConfig, base: EngineModel) -> Eng
     return _opened(str(config.checkpoint), config, name=str(config.served.served_model), reader=reader, **names)
 
 
-def open_both(config: EvaluateConfig | JudgeConfig, say: Say) -> tuple[EngineModel, EngineModel]:
+def open_both(config: EvaluateConfig | JudgeConfig, say: Say) -> tuple[AnyEngineModel, AnyEngineModel]:
     """Return baseline and variant without their weights; `say` is told what a person should know of them."""
     base = open_baseline(config)
     variant = open_variant(config, base)
@@ -128,13 +158,14 @@ class OneLoaded:
 
     def __init__(self) -> None:
         self._loaded: Any = None
-        self._model: EngineModel | None = None
+        self._model: AnyEngineModel | None = None
 
-    def __call__(self, model: EngineModel) -> Any:
+    def __call__(self, model: EngineModel[Loaded, Writer, Stored]) -> Loaded:
         if self._model is not model:
             self.free()
             self._loaded, self._model = model.load(), model
-        return self._loaded
+        loaded: Loaded = self._loaded
+        return loaded
 
     def free(self) -> None:
         self._loaded = self._model = None
@@ -161,7 +192,7 @@ class BlockScorer:
 
     suite: Suite  # All tasks
     # Loads the model when the first block must be scored; it stays loaded
-    scorer: Callable[[], ModelScorer]
+    scorer: Callable[[], ModelScorer[Any, Any]]
     states: Any  # What the variant is compared with: see `EngineModel.comparable_with`
     folder: Path  # Folder of finished blocks, which a command that was interrupted finds again
     every_order: bool = False  # Score the shuffled orders of the options too

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.config import SEED
-from mlflow_compress.engines.interface import ModelScorer
+from mlflow_compress.engines.interface import ModelScorer, Stored, Writer
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Corpus
 from mlflow_compress.reasoning import whole_reply
@@ -24,6 +24,7 @@ from mlflow_compress.records import (
     TokenScores,
     Traces,
 )
+from mlflow_compress.scoring.generation.decoding import AnyCausalLM
 from mlflow_compress.scoring.generation.generate import generate_rows
 from mlflow_compress.scoring.generation.generation_rows import GenerationConfig
 from mlflow_compress.scoring.plan.encoding import Encoder, Shortened
@@ -47,7 +48,7 @@ class ModelOutputs:
 
 
 def _answers(
-    loaded: Any, encoder: Encoder, suite: Suite, resume: Path | None, samplings: Sequence[int]
+    loaded: AnyCausalLM, encoder: Encoder, suite: Suite, resume: Path | None, samplings: Sequence[int]
 ) -> tuple[Generations | None, set[ItemKey]]:
     """Return the generated answers, if any, and the items whose prompt was too long.
 
@@ -107,11 +108,11 @@ def scored_texts(suite: Suite) -> Iterator[tuple[str, str | tuple[str, ...] | Tr
 
 
 def run_model(
-    scorer: ModelScorer,
+    scorer: ModelScorer[Writer, Stored],
     suite: Suite,
     *,
-    capture: Any = None,
-    baseline: Any = None,
+    capture: Writer | None = None,
+    baseline: Stored | None = None,
     generations: bool = True,
     samplings: Sequence[int] = SECOND,
     resume: Path | None = None,

@@ -11,7 +11,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.get_or_create import digest, get_or_create_run
 from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
 from mlflow_compress.config import SEED
-from mlflow_compress.engines.interface import EngineModel
+from mlflow_compress.engines.interface import AnyEngineModel
 from mlflow_compress.items.sources.instructions import fingerprint_of
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import Task, TaskSettings, TraceCorpus, seeded
@@ -30,7 +30,7 @@ MOST_TOKENS = 512  # of an answer, unless the user says otherwise
 
 
 def with_traces(
-    store: Tracker, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True
+    store: Tracker, base: AnyEngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True
 ) -> Suite:
     """Return the suite with the baseline's own answers, where the tasks name them, written now if need be (`write`)."""
     if not any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
@@ -74,7 +74,7 @@ _BROKEN = "\ufffd"  # What a tokenizer decodes to where a character is cut betwe
 
 
 def with_chains(
-    store: Tracker, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True
+    store: Tracker, base: AnyEngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True
 ) -> Suite:
     """Return the suite with the baseline's own thoughts about its problems, written now if need be (`write`).
 
@@ -85,7 +85,7 @@ def with_chains(
     return replace(suite, tasks=tuple(_with_chains(store, base, task, config, write) for task in suite.tasks))
 
 
-def _with_chains(store: Tracker, base: EngineModel, task: Task, config: EvaluateConfig, write: bool) -> Task:
+def _with_chains(store: Tracker, base: AnyEngineModel, task: Task, config: EvaluateConfig, write: bool) -> Task:
     answering = task.answering
     if answering is None or answering.thinking is None:
         return task

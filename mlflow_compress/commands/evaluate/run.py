@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate import models
@@ -28,7 +28,7 @@ from mlflow_compress.compression.probe import MAX_KL
 from mlflow_compress.config import EMBEDDED, SEED, as_text
 from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.decide.gates import gate_values
-from mlflow_compress.engines.interface import EngineModel
+from mlflow_compress.engines.interface import AnyEngineModel, EngineModel, Loaded, Stored, Writer
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.items.suite import Suite
 from mlflow_compress.kept import keeping
@@ -51,7 +51,9 @@ from mlflow_compress.tracking.tracker import Tracker
 _ALL = "Leave it out, or set items=all"
 
 
-def readable(store: Tracker, base: EngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True) -> Suite:
+def readable(
+    store: Tracker, base: AnyEngineModel, suite: Suite, config: EvaluateConfig, *, write: bool = True
+) -> Suite:
     """Return the suite in the baseline's chat template, with its own text (see `with_traces` and `with_chains`)."""
     folder = None if base.abilities.served else base.path
     rendered = with_chat_template(base.tokenizer, suite, config.inference.system_prompt or "", folder)
@@ -97,7 +99,7 @@ def evaluate_variant(
         if not len(suite.items):
             raise ConfigError("The tasks have no items to draw from", got=f"items={config.sampling.items}", fix=_ALL)
     suite = readable(store, base, suite, config)
-    baseline = find_or_evaluate(store, base, suite, config, before=variant.try_out)
+    baseline = find_or_evaluate(store, base, suite, config, before=partial(models.try_out, variant))
     if not variant.abilities.whole_distributions:  # a server would read long chains, and show no distance of them
         suite = replace(suite, tasks=tuple(replace(task, chains=None) for task in suite.tasks))
 
@@ -116,8 +118,8 @@ def evaluate_variant(
     earlier = store.find("evaluate", **{run_names.FINGERPRINT: fingerprint})[:1]
     again: RunRecords | None = None
     if earlier:
-        if variant.facts() is not None:
-            variant.recognise(store.fetch_json(earlier[0].run_id, FACTS))
+        if variant.at_server is not None:
+            variant.at_server.recognise(store.fetch_json(earlier[0].run_id, FACTS))
         if asked_twice and suite.is_scored:
             again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE))
         records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
@@ -129,8 +131,8 @@ def evaluate_variant(
         scored = None if first is None else _scored_before(store, run, fingerprint_with(first))
         outputs = _score_drawn(config, suite, base, variant, baseline, resume, scored)
 
-    if (facts := variant.facts()) is not None:
-        run.log_json(facts, FACTS)
+    if variant.at_server is not None:
+        run.log_json(variant.at_server.facts(), FACTS)
     if config.sampling.size is None:
         log_harness_metrics(run, suite, outputs, baseline=baseline.records)
     else:  # the harness's code computes plain means, which are not those of items drawn with unequal probabilities
@@ -154,7 +156,12 @@ def evaluate_variant(
 
 
 def _score(
-    config: EvaluateConfig, suite: Suite, base: EngineModel, variant: EngineModel, baseline: Baseline, resume: Path
+    config: EvaluateConfig,
+    suite: Suite,
+    base: AnyEngineModel,
+    variant: EngineModel[Loaded, Writer, Stored],
+    baseline: Baseline,
+    resume: Path,
 ) -> tuple[ModelOutputs, RunRecords | None]:
     """Score a variant on all items; return also its second answers where it does not repeat itself."""
     models.recognised_in(resume, variant)
@@ -163,21 +170,21 @@ def _score(
     again: RunRecords | None = None
     own = resume / "shown"  # the variant's first pass, where it is asked twice
     with variant.capture(own, loaded) if suite.is_scored and not variant.abilities.repeats else nullcontext() as shown:
-        scorer = variant.listing(item_keys(sample)).scorer(loaded)
+        scorer = models.scorer_listing(variant, loaded, item_keys(sample))
         outputs = run_model(scorer, suite, capture=shown, baseline=states, resume=resume)
     if shown is not None:
         first_pass = variant.stored(own)
         second, first = variant.scorer(loaded, after=first_pass), variant.comparable_with(first_pass)
         again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE).records
-    variant.require_unchanged()
+    models.require_unchanged(variant)
     return outputs, again
 
 
 def _score_drawn(
     config: EvaluateConfig,
     suite: Suite,
-    base: EngineModel,
-    variant: EngineModel,
+    base: AnyEngineModel,
+    variant: AnyEngineModel,
     baseline: Baseline,
     resume: Path,
     scored: RunRecords | None,
@@ -188,7 +195,7 @@ def _score_drawn(
     scorer = variant.scorer(variant.load())
     blocks = models.BlockScorer(suite=suite, scorer=lambda: scorer, states=states, folder=resume, every_order=True)
     outputs = models.run_sampled(blocks, baseline.records, config, scored)
-    variant.require_unchanged()
+    models.require_unchanged(variant)
     return outputs
 
 
@@ -218,7 +225,7 @@ def _scored_before(store: Tracker, run: TrackedRun, fingerprint: str) -> RunReco
     return None
 
 
-def conditions(config: EvaluateConfig, base: EngineModel, variant: EngineModel) -> dict[str, str]:
+def conditions(config: EvaluateConfig, base: AnyEngineModel, variant: AnyEngineModel) -> dict[str, str]:
     """Return under what conditions a variant is compared."""
     rounding = variant.rounding
     unused = [] if base.abilities.served else unused_weights(base.path)
@@ -264,7 +271,7 @@ def require_cache_applied(manifest: CheckpointManifest, records: RunRecords) -> 
         )
 
 
-def states_for(baseline: Baseline, base: EngineModel, variant: EngineModel) -> Any:
+def states_for(baseline: Baseline, base: AnyEngineModel, variant: EngineModel[Loaded, Writer, Stored]) -> Stored | None:
     """Return the baseline's stored pass as the variant is compared with it: see `EngineModel.comparable_with`."""
     return None if baseline.states is None else variant.comparable_with(base.stored(baseline.states))
 

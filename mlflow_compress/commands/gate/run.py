@@ -556,7 +556,7 @@ def run_gate(
             models.recognised_in(folder, variant)
             # The model is loaded for the first block that must be scored.
             listed = item_keys(noise_sample(suite, evaluation.evaluation.noise_items, seed=config.source.seed))
-            load_once = cache(lambda: variant.listing(listed).scorer(variant.load()))
+            load_once = cache(lambda: models.scorer_listing(variant, variant.load(), listed))
             scorer = models.BlockScorer(suite=suite, scorer=load_once, states=states, folder=folder)
             so_far = _look(work, scorer, progress)
             verdict = _verdict_of_gate(work, so_far, label, store.link(run.run_id))

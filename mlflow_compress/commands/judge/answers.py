@@ -11,7 +11,7 @@ from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
 from mlflow_compress.config import AnswerConfig
-from mlflow_compress.engines.interface import EngineModel
+from mlflow_compress.engines.interface import AnyEngineModel
 from mlflow_compress.items.sources.instructions import Instruction, fingerprint_of
 from mlflow_compress.judges import JUDGES, chosen_judges
 from mlflow_compress.judges.mt_bench import OTHER_TEMPERATURE, TEMPERATURES
@@ -55,7 +55,7 @@ class AnswerRuns:
     config: JudgeConfig
     store: Tracker
     instructions: list[Instruction]
-    base: EngineModel
+    base: AnyEngineModel
     load: OneLoaded
 
     @property
@@ -97,7 +97,7 @@ class AnswerRuns:
         graded, samples = (Generations.read(self.store.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
         return Answers(graded=graded, samples=samples)
 
-    def _asked(self, model: EngineModel, **more: object) -> dict[str, object]:
+    def _asked(self, model: AnyEngineModel, **more: object) -> dict[str, object]:
         """Return what a model's answers depend on."""
         return {
             **model.identity,
@@ -108,7 +108,7 @@ class AnswerRuns:
             **more,
         }
 
-    def _sampling(self, model: EngineModel) -> dict[str, object]:
+    def _sampling(self, model: AnyEngineModel) -> dict[str, object]:
         """Return what graded and sampled answers depend on besides."""
         asked = self.config.answers
         settings = {"num_samples": asked.num_samples, "max_new_tokens": asked.max_new_tokens}
@@ -128,7 +128,7 @@ class AnswerRuns:
         again = kept(("again", run_id), lambda: Generations.read(self.store.fetch(run_id, SAMPLES_AGAIN)))
         return run_id, answers, again
 
-    def variant(self, run: TrackedRun, variant: EngineModel) -> tuple[str, bool, Answers]:
+    def variant(self, run: TrackedRun, variant: AnyEngineModel) -> tuple[str, bool, Answers]:
         """Return the run with the variant's answers, whether it is new, and the answers.
 
         It finishes before the grading begins: the next judge run finds the answers where a judge fails. The samples
@@ -175,7 +175,7 @@ class AnswerRuns:
         run_id, _ = get_or_create_run(self.store, "baseline-greedy", label, fingerprint, work)
         return run_id, kept(("greedy", run_id), lambda: RunRecords.read(self.store.fetch(run_id, RECORDS)))
 
-    def variant_greedy(self, run: TrackedRun, variant: EngineModel, baseline: tuple[str, RunRecords]) -> RunRecords:
+    def variant_greedy(self, run: TrackedRun, variant: AnyEngineModel, baseline: tuple[str, RunRecords]) -> RunRecords:
         """Return the variant's greedy answers, and its scores of those of `baseline_greedy`, token by token."""
         baseline_run, written = baseline
         assert written.greedy_answers is not None

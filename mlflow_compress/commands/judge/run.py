@@ -3,10 +3,11 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mlflow_compress.commands.command import Say, silent
-from mlflow_compress.commands.evaluate.models import OneLoaded, cores_shared_out, engine_started, open_both
+from mlflow_compress.commands.evaluate.models import OneLoaded, cores_shared_out, engine_started, open_both, try_out
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
 from mlflow_compress.commands.judge.answers import SAMPLES, AnswerRuns, Answers, graded_tokens
 from mlflow_compress.commands.judge.answers_artifact import write_answers
@@ -131,7 +132,7 @@ def _answer(
     """Generate the answers that no earlier run has."""
     base, compressed = open_both(config, say)
     runs = AnswerRuns(config, store, instructions, base, OneLoaded())
-    baseline_run, baseline, again = runs.baseline(before=compressed.try_out)
+    baseline_run, baseline, again = runs.baseline(before=partial(try_out, compressed))
     greedily = [name for name in judges if JUDGES.get(name).greedy]
     greedy, decoded, skipped = dict[str, RunRecords](), None, list[str]()
     if not (base.abilities.whole_distributions and compressed.abilities.whole_distributions):

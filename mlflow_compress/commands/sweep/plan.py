@@ -199,8 +199,9 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Tracker
         known = resolved_parameters(one.config, calibration)
         if one.settings is None:
             # One whose server cannot be used now is refused before the sweep.
-            served = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base).facts()
-            assert served is not None
+            model = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base).at_server
+            assert model is not None
+            served = model.facts()
             named = (one.config, str(served["weights"]), evaluation)
             key, parts = variant_key(*named), stage_keys(*named)
             variants.append(PreparedVariant(asked=one, known=known, key=key, parts=parts, served=served))

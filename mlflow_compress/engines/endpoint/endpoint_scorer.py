@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from mlflow_compress.errors import AlignmentError, EndpointError, StoreError, Un
 from mlflow_compress.records import TOP_LADDER, ItemKey, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
 from mlflow_compress.scoring.baseline_store import Keys, StateStore
 from mlflow_compress.scoring.engine import PassReport, option_scores, token_scores
+from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
 from mlflow_compress.scoring.journal import Arrays
 from mlflow_compress.scoring.plan.corpus_windows import cut
 from mlflow_compress.scoring.plan.encoding import Encoded, Encoder, Shortened
@@ -268,16 +269,8 @@ class ServedAnswers:
         return f"The answers to {n_kept} of {len(requests)} are kept: the same command again asks only for the rest"
 
 
-class _AskedModel(Protocol):
+class _AskedModel(RemoteCausalLM, Protocol):
     """Interface of a served model, as far as scoring asks it."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Its tokenizer."""
-
-    @property
-    def max_length(self) -> int:
-        """Context length in tokens."""
 
     @property
     def can(self) -> routes.Capabilities:

@@ -55,7 +55,7 @@ class AnswerReader:
     most: int  # Longest answer that was asked for, in tokens
     n_sent: int | None = None  # Tokens that the server must read; None: its own template may make others
 
-    def _written(self, body: str) -> ChatAnswer | NoReply:
+    def written(self, body: str) -> ChatAnswer | NoReply:
         return self._read(body, lambda choice: choice["text"])
 
     def chat(self, body: str) -> ChatAnswer | NoReply:
@@ -154,6 +154,7 @@ class ServedModel:
     dtype: ClassVar[str] = SERVED
     device: ClassVar[SimpleNamespace] = SimpleNamespace(type="endpoint")
     rounding: ClassVar[dict[str, str]] = {}
+    own_kernels: ClassVar[None] = None  # the server was asked what it can when this was opened
     engine: ClassVar[dict[str, str]] = {}  # the server is part of `identity`
 
     @property
@@ -183,6 +184,10 @@ class ServedModel:
     def answer_identity(self) -> dict[str, object]:
         return {"chat_completions": self.can.chat}
 
+    @property
+    def at_server(self) -> "ServedModel":
+        return self
+
     def load(self) -> "ServedModel":
         return self
 
@@ -198,20 +203,16 @@ class ServedModel:
         """Return a block without effect: the scorer writes the pass into the folder at once."""
         return nullcontext(folder)
 
-    def stored(self, folder: Path) -> endpoint_scorer.ShownLists:
+    def stored(self, folder: Path) -> endpoint_scorer.TopLists:
         return endpoint_scorer.ShownLists(folder)
 
-    def comparable_with(self, stored: StateStore | endpoint_scorer.ShownLists) -> endpoint_scorer.TopLists:
-        return endpoint_scorer.StoredStates(stored) if isinstance(stored, StateStore) else stored
-
-    def in_this_process(self) -> "ServedModel":
-        return self
+    def comparable_with(self, stored: object) -> endpoint_scorer.TopLists | None:
+        if isinstance(stored, StateStore):
+            return endpoint_scorer.StoredStates(stored)
+        return stored if isinstance(stored, endpoint_scorer.ShownLists) else None
 
     def facts(self) -> dict[str, object]:
         return {"served_model": self.name, "weights": self.weights, **asdict(self.can)}
-
-    def try_out(self) -> None:
-        """Do nothing: the server was asked what it can when this was opened."""
 
     def recognise(self, earlier: object) -> None:
         """Refuse a server that answers a fixed text otherwise than it did; see `check_same_model`."""
@@ -283,7 +284,7 @@ class ServedModel:
                     path, read = "/chat/completions", reader.chat
                     body["messages"] = list(row.messages)
                 else:
-                    path, read = "/completions", reader._written
+                    path, read = "/completions", reader.written
                     body |= self._prompt(row, vocabulary, stops, job.end_tokens)
                 reply = await transport.post(path, body, read, model=self.name, n_bytes=4 * len(row.prompt))
                 if isinstance(reply, NoReply):

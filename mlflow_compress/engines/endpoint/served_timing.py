@@ -11,7 +11,7 @@ import httpx
 
 from mlflow_compress.engines.endpoint.routes import LLAMA_CPP, require_model
 from mlflow_compress.engines.endpoint.served_model import ServedModel
-from mlflow_compress.engines.interface import EngineModel
+from mlflow_compress.engines.interface import AnyEngineModel
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.scoring.speed.timing import BATCHES, ModelTimes, TimingPlan, timings_in_turn
 from mlflow_compress.transport.replies import WrongReplyError
@@ -100,7 +100,7 @@ def _events(answer: httpx.Response) -> Iterator[Mapping[str, Any]]:
         yield event
 
 
-def served_times(models: Mapping[str, EngineModel], plan: TimingPlan) -> dict[str, ModelTimes] | str:
+def served_times(models: Mapping[str, AnyEngineModel], plan: TimingPlan) -> dict[str, ModelTimes] | str:
     """Return when each token came, of each served model in turn; or the reason why that cannot be measured.
 
     Neither memory nor load time is seen from here. Models that no server has are left out.

@@ -46,6 +46,10 @@ class RemoteModel(FileModel):
     def rounding(self) -> dict[str, str]:
         return {name: value for name, value in self.workers.described.items() if name not in self.workers.code}
 
+    def load(self) -> Self:
+        """Return the model itself: workers load the weights when they are first needed."""
+        return self
+
     @property
     def stored_config(self) -> dict[str, Any]:
         return self.loaded_facts.stored_config

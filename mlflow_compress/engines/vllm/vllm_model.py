@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -198,6 +198,14 @@ class VllmModel(FileModel):
     @property
     def execution(self) -> "_VllmExecution":
         return _VllmExecution(self)
+
+    @property
+    def own_kernels(self) -> "VllmModel":
+        return self
+
+    def load(self) -> Self:
+        """Return the model itself: vLLM loads the weights when they are first needed."""
+        return self
 
     def in_this_process(self) -> LocalModel:
         """Return the same checkpoint under transformers. vLLM's process ends: memory may not hold the model twice."""
