@@ -142,8 +142,8 @@ def score_job(
     """
     from contextlib import nullcontext
 
+    from mlflow_compress.commands.evaluate.items import suite_of
     from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-    from mlflow_compress.commands.shared.inputs import suite_of
     from mlflow_compress.compression.pipeline import peak_memory
     from mlflow_compress.items.task import Corpus
     from mlflow_compress.models.loading import LoadConfig, load_model
@@ -188,8 +188,8 @@ def score_job(
 
 def generate_job(options: dict[str, Any], device: str, dtype: str, out: str) -> dict[str, Any]:
     """Answer the instructions greedily, write the answers, and return the measurements."""
+    from mlflow_compress.commands.judge.judge_instructions import instructions_of
     from mlflow_compress.commands.judge.parameters import JudgeConfig
-    from mlflow_compress.commands.shared.inputs import instructions_of
     from mlflow_compress.compression.pipeline import peak_memory
     from mlflow_compress.models.loading import LoadConfig, load_model
     from mlflow_compress.scoring.generation.generate import generate_answers
@@ -233,14 +233,14 @@ def compress_job(
 ) -> dict[str, Any]:
     """Compress the model, check the reloaded checkpoint, and return the measurements."""
     from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-    from mlflow_compress.commands.shared.inputs import calibration_set
+    from mlflow_compress.commands.shared.named_method import calibration_set
     from mlflow_compress.compression import METHODS, compress_model, method_config
     from mlflow_compress.models.source_model import resolve
 
     known = METHODS.get(method).Config.model_fields
     config = method_config(method, **{k: v for k, v in SHORT.items() if k in known}, **settings)
     asked = QuantizeConfig(model=options["model"], method=method, calibration=options["calibration"])
-    texts = calibration_set(asked)
+    texts = calibration_set(asked.compression, asked.source)
     rendered = texts.rendered(resolve(options["folder"]).tokenizer()) if texts else []
     manifest = compress_model(options["folder"], method, config, rendered, Path(out), device=device)
     return {
@@ -511,7 +511,7 @@ def main() -> int:
 
     import torch
 
-    from mlflow_compress.commands.shared.inputs import model_path
+    from mlflow_compress.commands.shared.named_models import model_path
 
     device = "cuda" if torch.cuda.is_available() and not asked.cpu else "cpu"
     if device == "cpu":

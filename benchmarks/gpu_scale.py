@@ -225,8 +225,8 @@ def profile(loaded: Any, requests: Sequence[Any], device: str) -> dict[str, Any]
 
 def passes(options: argparse.Namespace, folder: Path, device: str, limit: int) -> dict[str, Any]:
     """Return the engine's first and second pass, the harness's best, and the share of the ceiling."""
+    from mlflow_compress.commands.evaluate.items import suite_of
     from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-    from mlflow_compress.commands.shared.inputs import suite_of
     from mlflow_compress.models.loading import LoadConfig, load_model
 
     config = EvaluateConfig(model=str(folder), tasks=options.tasks, limit=limit, data_dir=options.data_dir)

@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PARTS: dict[str, tuple[str, ...]] = {
     "hash": ("hashes:sha256_files", "items.task:Task.content_hash", "models.identity:tokenizer_hash"),
     "items": (
-        "commands.shared.inputs:suite_of",
-        "commands.shared.inputs:with_chat_template",
+        "commands.evaluate.items:suite_of",
+        "commands.evaluate.items:with_chat_template",
         "items.suite:load_suite",
         "items.contamination:check_contamination",
         "commands.evaluate.baseline:noise_sample",

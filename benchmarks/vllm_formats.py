@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 import mlflow_compress as mc
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.compression import servers
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from mlflow_compress.commands.shared.inputs import model_label, model_path
+from mlflow_compress.commands.shared.named_models import model_label, model_path
 from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.errors import ConfigError, MlflowCompressError, UnsupportedError
 from mlflow_compress.home import out_folder

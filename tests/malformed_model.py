@@ -19,11 +19,12 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from mlflow_compress.commands.command import configured
 from mlflow_compress.commands.evaluate.baseline import evaluation_id
+from mlflow_compress.commands.evaluate.items import suite_of, with_chat_template
 from mlflow_compress.commands.evaluate.models import open_baseline
 from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.commands.shared.inputs import read_manifest, suite_of, with_chat_template
+from mlflow_compress.commands.shared.named_models import read_manifest
 from mlflow_compress.compression import pipeline
 from mlflow_compress.compression.method import method_config
 from mlflow_compress.compression.reload_check import check_reload

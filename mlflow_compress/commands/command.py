@@ -281,7 +281,7 @@ def _refuse_early(config: Parameters, store: StoreLike) -> None:
             require_tools_template(folder)
         if values.get("tokenizer") is None and Path(model).is_dir() and has_questions(tasks, model=model):
             require_own_tokens(Path(model))
-    from mlflow_compress.commands.shared.inputs import check_named
+    from mlflow_compress.commands.shared.name_checks import check_named
 
     check_named(config)
     named = [str(values[name]) for name in ("run", "runs", "resume", "repair") if values.get(name) is not None]

@@ -213,6 +213,14 @@ class Parameters(_Checked):
     def _fields(cls) -> dict[str, FieldInfo]:
         return parameters(cls)
 
+    @property
+    def computes_here(self) -> bool:
+        """Whether this machine's devices are used: a plan says what others would do."""
+        return True
+
+    def require_known(self) -> None:
+        """Refuse what the command's own parameters name and is not there; those of its groups are checked with it."""
+
     def values(self) -> dict[str, Any]:
         """Return every parameter by its flat name."""
         by_name: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.run import evaluate_variant, suite_of
 from mlflow_compress.commands.shared import get_or_create as workdir_module
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run, resumable_workdir, workdirs_folder
-from mlflow_compress.commands.shared.inputs import model_path
+from mlflow_compress.commands.shared.named_models import model_path
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation import decoding
 from mlflow_compress.tracking.tracked_run import TrackedRun

@@ -19,8 +19,8 @@ import pytest
 import requests
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.engines.endpoint.endpoint_scorer import EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.endpoint.server_probe import open_served_model

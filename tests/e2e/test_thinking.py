@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import mlflow_compress as mc
 from mlflow_compress import demo
-from mlflow_compress.commands.shared.inputs import with_chat_template
+from mlflow_compress.commands.evaluate.items import with_chat_template
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE
 from mlflow_compress.errors import CheckpointError, DataError
 from mlflow_compress.items.suite import load_suite

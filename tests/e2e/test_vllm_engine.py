@@ -15,8 +15,9 @@ import pytest
 
 import mlflow_compress as mc
 from benchmarks import vllm_formats
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.inputs import model_path, suite_of
+from mlflow_compress.commands.shared.named_models import model_path
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import EngineConfig
 from mlflow_compress.config.groups import VLLM_PYTHON

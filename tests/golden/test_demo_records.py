@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
 from mlflow_compress.scoring.baseline_store import StateStore, StateWriter

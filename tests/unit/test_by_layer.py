@@ -19,9 +19,9 @@ from safetensors import safe_open
 import mlflow_compress as mc
 from benchmarks.architectures import ARCHITECTURES, EXPERTS, GROUPED, SCALED, make, random_model
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.items.suite import load_suite
 from mlflow_compress.items.task import TaskSettings

@@ -10,8 +10,9 @@ import torch
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import new_checkpoint_folder
-from mlflow_compress.commands.shared.inputs import method_settings
+from mlflow_compress.commands.shared.named_method import method_settings
 from mlflow_compress.compression import CheckpointManifest, compress_model, method_config
+from mlflow_compress.config import SourceConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
 from tests.compress_models import TEXT, logits, make_falcon, make_llama, make_mistral, make_qwen2, token_rows
@@ -42,7 +43,7 @@ def test_the_folder_in_which_it_is_kept_changes_with_its_weights(base: Path, tmp
     source = resolve(str(base))
 
     def folder() -> Path:
-        return new_checkpoint_folder(config, method_settings(config), source.folder, [])
+        return new_checkpoint_folder(config, method_settings(config.compression, config.source), source.folder, [])
 
     first = folder()
     assert folder() == first
@@ -58,7 +59,7 @@ def test_the_folder_in_which_it_is_kept_changes_with_what_is_copied_into_it(
     config = QuantizeConfig(model=str(model), method="none", output_dir=str(tmp_path))
 
     def folder() -> Path:
-        return new_checkpoint_folder(config, method_settings(config), model, [])
+        return new_checkpoint_folder(config, method_settings(config.compression, config.source), model, [])
 
     first = folder()
     (model / "README.md").write_text("No loader reads this.")
@@ -107,7 +108,7 @@ def test_what_cannot_be_compared_is_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needs a checkpoint.*Give checkpoint="):
         compress_model(str(base), "checkpoint", None, [], tmp_path / "out")
     with pytest.raises(ConfigError, match="Method 'rtn' has no parameter 'checkpoint'"):
-        method_settings(QuantizeConfig(method="rtn", checkpoint="somewhere"))
+        method_settings(QuantizeConfig(method="rtn", checkpoint="somewhere").compression, SourceConfig())
     with pytest.raises(CheckpointError, match="No such model folder"):
         take(base, tmp_path / "nothing", tmp_path / "out")
     with pytest.raises(UnsupportedError, match=r"another vocabulary.*Allowed: 64\. Got: 96"):

@@ -13,9 +13,10 @@ from pydantic import ValidationError
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.quantize.run import variant_name
-from mlflow_compress.commands.shared.inputs import method_settings
+from mlflow_compress.commands.shared.named_method import method_settings
 from mlflow_compress.compression import METHODS, compress_model, method_config
 from mlflow_compress.compression.calibration_tokens import Calibration, prepare_calibration
+from mlflow_compress.config import SourceConfig
 from mlflow_compress.errors import ConfigError, MissingDependencyError
 
 
@@ -95,9 +96,9 @@ def test_a_missing_backend_or_extra_is_named_before_any_work(monkeypatch: pytest
 def test_further_settings_reach_the_method() -> None:
     assert QuantizeConfig(method_args="none") == QuantizeConfig(method_args="") == QuantizeConfig()
     config = QuantizeConfig(method="wanda", method_args="sparsity=0.7", calibration_samples="8")
-    settings = method_settings(config)
+    settings = method_settings(config.compression, config.source)
     assert (settings.sparsity, settings.calibration_samples, settings.seed) == (0.7, 8, 42)  # type: ignore[attr-defined]
-    reseeded = method_settings(QuantizeConfig(method="wanda", method_args="seed=3"))
+    reseeded = method_settings(QuantizeConfig(method="wanda", method_args="seed=3").compression, SourceConfig())
     assert reseeded.seed == 3  # type: ignore[attr-defined]  # of the calibration alone
     assert variant_name(config) == "wanda-70pct"
     assert variant_name(QuantizeConfig(method="magnitude", method_args="pattern=2:4")) == "magnitude-2of4"
@@ -113,7 +114,7 @@ def test_further_settings_reach_the_method() -> None:
 )
 def test_further_settings_that_cannot_be_are_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        method_settings(QuantizeConfig(method="wanda", method_args=text))
+        method_settings(QuantizeConfig(method="wanda", method_args=text).compression, SourceConfig())
 
 
 def letters(text: str, **_: bool) -> dict[str, list[int]]:

@@ -13,9 +13,9 @@ from mlflow.entities import SpanType
 
 from mlflow_compress import demo
 from mlflow_compress.commands.command import configured
+from mlflow_compress.commands.evaluate.items import with_chat_template
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.run import judged_answers
-from mlflow_compress.commands.shared.inputs import with_chat_template
 from mlflow_compress.errors import ConfigError, DataError, TrackingError
 from mlflow_compress.items.sources.conversations import PATTERNS, Redaction, answers_of, smallest_digests
 from mlflow_compress.items.sources.instructions import Instruction, find_instructions, fingerprint_of

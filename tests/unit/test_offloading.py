@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.models import light
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.config import parse
 from mlflow_compress.errors import ConfigError, UnsupportedError

@@ -11,8 +11,8 @@ import torch
 import yaml
 
 from mlflow_compress import demo
+from mlflow_compress.commands.evaluate.items import with_chat_template
 from mlflow_compress.commands.evaluate.outputs import run_model
-from mlflow_compress.commands.shared.inputs import with_chat_template
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.harness_build import build
 from mlflow_compress.items.named import hub_choice

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mlflow_compress.commands.evaluate.models import cores_shared_out
-from mlflow_compress.commands.shared import inputs
+from mlflow_compress.commands.shared import named_models
 from mlflow_compress.config import EngineConfig, SourceConfig
 from mlflow_compress.errors import StoreError, WorkerError
 from mlflow_compress.scoring import engine
@@ -112,7 +112,7 @@ def test_forks_are_for_small_models_here_and_never_where_the_user_has_set_thread
     assert forks(engine="ray") == forks(engine="vllm") == forks(device="balanced") == forks(model="endpoint:x") == 1
     assert forks(model=str(tmp_path / "no model")) == 1
     assert forks(device="auto") == 1 + (not Path("/dev/nvidiactl").exists())
-    monkeypatch.setattr(inputs, "_SMALL", 1 << 20)
+    monkeypatch.setattr(named_models, "_SMALL", 1 << 20)
     assert forks() == 1
     monkeypatch.undo()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

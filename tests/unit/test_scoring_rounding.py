@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from mlflow_compress.commands.evaluate import baseline
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.get_or_create import digest
-from mlflow_compress.commands.shared.inputs import suite_of
 from mlflow_compress.engines.local import LocalModel
 from mlflow_compress.models.loading import LoadConfig, load_model, open_light
 from mlflow_compress.models.memory_alignment import ALIGNMENT, align_weights, aligned, rounding_identity

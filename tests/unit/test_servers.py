@@ -13,7 +13,7 @@ import yaml
 
 import mlflow_compress as mc
 from mlflow_compress.commands.receipt import hub_folder
-from mlflow_compress.commands.shared.inputs import model_path
+from mlflow_compress.commands.shared.named_models import model_path
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations
 from mlflow_compress.compression.method import METHODS

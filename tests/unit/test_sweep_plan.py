@@ -8,7 +8,7 @@ import pytest
 import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.commands.main.parameters import MainConfig
-from mlflow_compress.commands.shared.inputs import model_path
+from mlflow_compress.commands.shared.named_models import model_path
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations, size_estimate
 from mlflow_compress.commands.sweep.result import PlannedVariant, SweepPlan

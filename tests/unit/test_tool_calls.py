@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from mlflow_compress import demo
-from mlflow_compress.commands.shared.inputs import with_chat_template
+from mlflow_compress.commands.evaluate.items import with_chat_template
 from mlflow_compress.errors import AlignmentError, CheckpointError, DataError
 from mlflow_compress.items.sources.conversations import Redaction, answers_of, tool_prompts_of
 from mlflow_compress.items.suite import asks_with_tools, load_suite

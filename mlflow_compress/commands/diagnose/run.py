@@ -15,10 +15,12 @@ from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.diagnose.parameters import DiagnoseConfig, DiagnosisConfig
 from mlflow_compress.commands.diagnose.result import Advice, Diagnosis
+from mlflow_compress.commands.evaluate.items import suite_of, with_chat_template
 from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.quantize.run import quantize
-from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, store_of_command
+from mlflow_compress.commands.shared.named_method import calibration_set, method_settings
+from mlflow_compress.commands.shared.named_models import described, folder_or_hub, model_label, model_path
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.compression.method import METHODS, CalibratedConfig, method_config
 from mlflow_compress.compression.mixed_recipe import KEPT, MIXED, MixedRecipe
@@ -263,21 +265,24 @@ def _given_variant(config: DiagnoseConfig) -> CheckpointManifest | None:
     checkpoint = config.compression.checkpoint
     if checkpoint is None or not (Path(checkpoint) / MANIFEST_FILE).is_file():
         return None
-    described = inputs.described(config.evaluate_config.with_values(checkpoint=checkpoint))
-    assert isinstance(described, CheckpointManifest)  # a folder is not served
-    return described
+    made = described(checkpoint, config.source, config.evaluate_config.served)
+    assert isinstance(made, CheckpointManifest)  # a folder is not served
+    return made
 
 
 def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say: Say = silent) -> Diagnosis:
     """Run the stage in its own run, and return the diagnosis. Wrong parameters are refused before a run is made."""
-    suite = inputs.suite_of(config.evaluate_config)
+    suite = suite_of(config.evaluate_config)
     corpora = _running_text(suite, config.evaluation.tasks)
     quantization, existing = config.quantize_config, _given_variant(config)
     if existing is None:
-        settings, calibration = inputs.method_settings(quantization), inputs.calibration_set(quantization)
+        settings, calibration = (
+            method_settings(quantization.compression, config.source),
+            calibration_set(quantization.compression, config.source),
+        )
         METHODS.get(quantization.compression.method).require_backend(settings)
-    label, path = inputs.model_label(config.source.model), inputs.model_path(config.source.model)
-    with inputs.folder_or_hub("model", path):
+    label, path = model_label(config.source.model), model_path(config.source.model)
+    with folder_or_hub("model", path):
         base = light(path, config.source, config.inference)
     inference = as_baseline(config.inference, base)
     with (
@@ -308,7 +313,7 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
             say(f"{manifest.label} differs from {label} in {len(differences.groups)} groups of weights")
             windows = _texts_of(corpora, models[0], config.diagnosis)
             records, groups, whole_model_reason = _measure(config, models, differences, windows, resume)
-            categories = _categories(models, inputs.with_chat_template(base.tokenizer, suite), resume)
+            categories = _categories(models, with_chat_template(base.tokenizer, suite), resume)
         table = SwapTable.of(records)
         texts = _TokenTexts(windows, base.tokenizer)
         tokens, texts_of_tokens, before = texts.rows(table)

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from mlflow_compress.commands.evaluate.items import PROMPT_SETTINGS, settings_of
 from mlflow_compress.commands.evaluate.models import recognised_in, require_unchanged, scorer_listing
 from mlflow_compress.commands.evaluate.outputs import BOTH, WINDOW, ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared import stored
 from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, get_or_create_run
-from mlflow_compress.commands.shared.inputs import baseline_label
+from mlflow_compress.commands.shared.named_models import baseline_label
 from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.decide.item_sampling import DRAWING
 from mlflow_compress.engines.interface import AnyEngineModel, EngineModel, Loaded, Stored, Writer
@@ -122,7 +123,7 @@ def _run_twice(
 
 def _asked(model: AnyEngineModel, suite: Suite, config: EvaluateConfig) -> dict[str, object]:
     """Return what decides whether two evaluations can be compared: baseline, settings and tasks."""
-    deciding = {name: value for name, value in stored.settings_of(config).items() if name not in stored.PROMPT_SETTINGS}
+    deciding = {name: value for name, value in settings_of(config).items() if name not in PROMPT_SETTINGS}
     if not model.abilities.whole_distributions:  # lists of tokens are asked for in the noise floor's sample alone
         deciding["listed_items"] = config.evaluation.noise_items
     return {**model.identity, **deciding, "tasks": suite.hashes}
@@ -163,7 +164,7 @@ def find_or_evaluate(
 
     def work(run: TrackedRun, folder: Path, resume: Path) -> None:
         run.set_tags({run_names.EVALUATION: evaluation})
-        run.log_params({**model.identity, **stored.settings_of(config), "noise_items": config.evaluation.noise_items})
+        run.log_params({**model.identity, **settings_of(config), "noise_items": config.evaluation.noise_items})
         if model.at_server is not None:
             run.log_json(model.at_server.facts(), FACTS)
         outputs, noise, engine, states = _run_twice(model, suite, config, resume)
@@ -190,7 +191,9 @@ def find_or_evaluate(
     # The number of threads and the processor change the last bits of a result. With others, the baseline is evaluated
     # again under the same evaluation id.
     fingerprint = {**asked, "noise_items": config.evaluation.noise_items, "rounding": model.rounding}
-    run_id, fresh = get_or_create_run(store, "baseline", baseline_label(config), fingerprint, work, before=before)
+    run_id, fresh = get_or_create_run(
+        store, "baseline", baseline_label(config.source, config.served), fingerprint, work, before=before
+    )
     if fresh:
         gc.collect()  # modules have reference cycles: without this, two models are in memory when the variant loads
         _warn_of_rounding(store, run_id, evaluation, model.rounding)

@@ -13,7 +13,7 @@ from mlflow_compress.commands.command import Say
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.commands.shared.inputs import baseline_label, folder_or_hub, is_small, model_path
+from mlflow_compress.commands.shared.named_models import baseline_label, folder_or_hub, is_small, model_path
 from mlflow_compress.config import EngineConfig, InferenceConfig, SourceConfig, is_endpoint
 from mlflow_compress.decide.item_sampling import ItemSampler
 from mlflow_compress.engines.interface import (
@@ -119,7 +119,9 @@ def open_baseline(config: EvaluateConfig | JudgeConfig) -> AnyEngineModel:
     model = config.source.model
     if is_endpoint(model):
         names = {"parameter": "model", "name_parameter": "baseline_served_model"}
-        return _opened(model, config, name=baseline_label(config), reader=_reader(config), **names)
+        return _opened(
+            model, config, name=baseline_label(config.source, config.served), reader=_reader(config), **names
+        )
     with folder_or_hub("model", model_path(model)):
         return _opened(model_path(model), config)
 

@@ -7,9 +7,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from mlflow_compress.commands.evaluate.items import trace_prompts
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared.get_or_create import digest, get_or_create_run
-from mlflow_compress.commands.shared.inputs import baseline_label, trace_prompts
+from mlflow_compress.commands.shared.named_models import baseline_label
 from mlflow_compress.config import SEED
 from mlflow_compress.engines.interface import AnyEngineModel
 from mlflow_compress.items.sources.instructions import fingerprint_of
@@ -60,7 +61,7 @@ def with_traces(
         )
         Traces(generations.table).write(folder / RECORDS)
 
-    run_id, fresh = get_or_create_run(store, STAGE, baseline_label(config), fingerprint, work)
+    run_id, fresh = get_or_create_run(store, STAGE, baseline_label(config.source, config.served), fingerprint, work)
     if fresh:
         gc.collect()  # otherwise the model is still in memory when it is loaded again to be scored
     answers = kept(("traces", run_id), lambda: Traces.read(store.fetch(run_id, RECORDS)))
@@ -132,7 +133,9 @@ def _with_chains(store: Tracker, base: AnyEngineModel, task: Task, config: Evalu
             )
         Chains.from_rows(chains).write(folder / RECORDS)
 
-    run_id, fresh = get_or_create_run(store, CHAINS_STAGE, baseline_label(config), fingerprint, work)
+    run_id, fresh = get_or_create_run(
+        store, CHAINS_STAGE, baseline_label(config.source, config.served), fingerprint, work
+    )
     if fresh:
         gc.collect()
     return replace(task, chains=kept(("chains", run_id), lambda: Chains.read(store.fetch(run_id, RECORDS))))

@@ -15,13 +15,14 @@ from mlflow_compress.commands.evaluate.baseline import (
     item_keys,
     noise_sample,
 )
+from mlflow_compress.commands.evaluate.items import settings_of, suite_of, with_chat_template
 from mlflow_compress.commands.evaluate.outputs import ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.own_text import with_chains, with_traces
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Evaluation
 from mlflow_compress.commands.shared import stored
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, store_of_command
-from mlflow_compress.commands.shared.inputs import baseline_label, described, suite_of, with_chat_template
+from mlflow_compress.commands.shared.named_models import baseline_label, described
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.probe import MAX_KL
@@ -230,7 +231,7 @@ def conditions(config: EvaluateConfig, base: AnyEngineModel, variant: AnyEngineM
     rounding = variant.rounding
     unused = [] if base.abilities.served else unused_weights(base.path)
     known = {
-        "baseline": baseline_label(config),
+        "baseline": baseline_label(config.source, config.served),
         "engine": "endpoint" if variant.abilities.served else config.running.engine,
         "dtype": str(variant.dtype).removeprefix("torch."),
         "threads": rounding.get("threads", ""),
@@ -305,7 +306,11 @@ def log_evaluation(
 
 def run_evaluate(config: EvaluateConfig, store: Tracker | str | None = None, say: Say = silent) -> Evaluation:
     """Run the stage in its own run, and return the evaluation. Wrong parameters are refused before a run is made."""
-    variant, suite, label = described(config), suite_of(config), baseline_label(config)
+    variant, suite, label = (
+        described(config.checkpoint, config.source, config.served),
+        suite_of(config),
+        baseline_label(config.source, config.served),
+    )
     text = as_text(config)  # as `mlflow run` logs them, so that no parameter is logged twice
     with (
         store_of_command(config, store) as opened,
@@ -324,7 +329,7 @@ def run_evaluate(config: EvaluateConfig, store: Tracker | str | None = None, say
                 "tasks": EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks,
                 "noise_items": config.evaluation.noise_items,
                 **config.sampling.logged,
-                **{name: text[name] for name in stored.settings_of(config)},
+                **{name: text[name] for name in settings_of(config)},
             }
         )
         compared = evaluate_variant(config, suite, opened, run, until_finished, say)

@@ -16,6 +16,7 @@ from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate import models
 from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, item_keys, noise_sample
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.run import conditions, readable, states_for
 from mlflow_compress.commands.gate.parameters import GateConfig
@@ -24,7 +25,7 @@ from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.commands.promote.result import NOTHING_PASSES
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
-from mlflow_compress.commands.shared.inputs import Made, ServedVariant, baseline_label, compresses, described, suite_of
+from mlflow_compress.commands.shared.named_models import Made, ServedVariant, baseline_label, compresses, described
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.run import run_speed
@@ -502,10 +503,10 @@ def run_gate(
     )
     wanted = item_policy(policy, config.policy)
     evaluation = config.of_stage(EvaluateConfig)
-    made, suite = described(evaluation), suite_of(evaluation)
+    made, suite = described(config.checkpoint, config.source, config.served), suite_of(evaluation)
     _check_served(made, policy)
     store = opened(store, config.experiment)
-    label = baseline_label(evaluation)
+    label = baseline_label(config.source, config.served)
     base, variant = models.open_both(evaluation, progress)
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: made.label, run_names.METHOD: made.method}
     tags |= {**(asked_by or {}), run_names.POLICY: policy.sha256}

@@ -7,9 +7,10 @@ from typing import Any
 
 from mlflow_compress.commands.evaluate.baseline import STATES
 from mlflow_compress.commands.evaluate.models import OneLoaded, open_baseline
+from mlflow_compress.commands.judge.judge_instructions import instructions_of
 from mlflow_compress.commands.judge.parameters import JudgeConfig
-from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
+from mlflow_compress.commands.shared.named_models import baseline_label, described, model_label, read_manifest
 from mlflow_compress.config import AnswerConfig
 from mlflow_compress.engines.interface import AnyEngineModel
 from mlflow_compress.items.sources.instructions import Instruction, fingerprint_of
@@ -122,7 +123,7 @@ class AnswerRuns:
             self._write(run, self.load(self.base), folder, resume, {SAMPLES: seed, SAMPLES_AGAIN: seed + 1})
 
         fingerprint = self._asked(self.base, **self._sampling(self.base))
-        label = inputs.baseline_label(self.config)
+        label = baseline_label(self.config.source, self.config.served)
         run_id, _ = get_or_create_run(self.store, "baseline-answers", label, fingerprint, work, before=before)
         answers = kept(("answers", run_id), lambda: self._read(run_id))
         again = kept(("again", run_id), lambda: Generations.read(self.store.fetch(run_id, SAMPLES_AGAIN)))
@@ -140,7 +141,9 @@ class AnswerRuns:
             loaded = replace(self.load(variant), tokenizer=self.base.tokenizer)
             self._write(stored, loaded, folder, resume, {SAMPLES: self.config.source.seed + 1})
 
-        label = f"{inputs.described(self.config).label} {inputs.baseline_label(self.config)}"
+        asked = self.config
+        made = described(asked.checkpoint, asked.source, asked.served)
+        label = f"{made.label} {baseline_label(asked.source, asked.served)}"
         fingerprint = self._asked(variant, stage="judge", **self._sampling(variant))
         below = {run_names.PARENT: run.run_id}
         run_id, fresh = get_or_create_run(self.store, "answers", label, fingerprint, work, below)
@@ -171,7 +174,7 @@ class AnswerRuns:
             run.log_folder(states, STATES)
             RunRecords(greedy_answers=answers, greedy_scores=GreedyScores(scores.table)).write(folder / RECORDS)
 
-        label, fingerprint = inputs.model_label(self.config.source.model), self._asked(base, rounding=base.rounding)
+        label, fingerprint = model_label(self.config.source.model), self._asked(base, rounding=base.rounding)
         run_id, _ = get_or_create_run(self.store, "baseline-greedy", label, fingerprint, work)
         return run_id, kept(("greedy", run_id), lambda: RunRecords.read(self.store.fetch(run_id, RECORDS)))
 
@@ -194,8 +197,8 @@ class AnswerRuns:
                 greedy_distances=GreedyDistances(distances.table),
             ).write(folder / RECORDS)
 
-        variant_label = inputs.read_manifest(self.config.checkpoint, verify=False).label
-        label = f"{variant_label} {inputs.model_label(self.config.source.model)}"
+        variant_label = read_manifest(self.config.checkpoint, verify=False).label
+        label = f"{variant_label} {model_label(self.config.source.model)}"
         fingerprint = self._asked(variant, rounding=variant.rounding, stage="greedy", baseline=baseline_run)
         run_id, _ = get_or_create_run(self.store, "greedy", label, fingerprint, work, {run_names.PARENT: run.run_id})
         run.set_tags({run_names.BASELINE_GREEDY_RUN: baseline_run, "greedy_run_id": run_id})
@@ -204,7 +207,7 @@ class AnswerRuns:
 
 def answer_baseline(config: JudgeConfig, store: Tracker) -> None:
     """Let the baseline answer the instructions, unless the store has its answers."""
-    runs = AnswerRuns(config, store, inputs.instructions_of(config), open_baseline(config), OneLoaded())
+    runs = AnswerRuns(config, store, instructions_of(config), open_baseline(config), OneLoaded())
     runs.baseline()
     if any(JUDGES.get(name).greedy for name in chosen_judges(config.answers.judges)):
         runs.baseline_greedy()

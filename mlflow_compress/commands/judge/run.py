@@ -11,9 +11,10 @@ from mlflow_compress.commands.evaluate.models import OneLoaded, cores_shared_out
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
 from mlflow_compress.commands.judge.answers import SAMPLES, AnswerRuns, Answers, graded_tokens
 from mlflow_compress.commands.judge.answers_artifact import write_answers
+from mlflow_compress.commands.judge.judge_instructions import instructions_of
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.shared.get_or_create import store_of_command
-from mlflow_compress.commands.shared.inputs import baseline_label, described, folder_or_hub, instructions_of
+from mlflow_compress.commands.shared.named_models import baseline_label, described, folder_or_hub
 from mlflow_compress.commands.shared.stored import log_results
 from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
@@ -257,7 +258,7 @@ def judge(
     run.set_tags({**answered.tags, **({run_names.SKIPPED: skipped} if skipped else {})})
 
     shown = config.answers.show_logged or not is_logged(config.answers.instructions)
-    label = baseline_label(config)
+    label = baseline_label(config.source, config.served)
     graded = {"baseline": answered.baseline.graded, "variant": answered.variant.graded}
     with scratch_folder(store.uri) as folder:
         _write(folder, inputs, answered.variant.samples, _vectors(judged))
@@ -307,7 +308,11 @@ def run_judge(config: JudgeConfig, store: Tracker | str | None = None, say: Say 
     """
     check_address(config)
     prices_of(config.judging)
-    manifest, instructions, label = described(config), instructions_of(config), baseline_label(config)
+    manifest, instructions, label = (
+        described(config.checkpoint, config.source, config.served),
+        instructions_of(config),
+        baseline_label(config.source, config.served),
+    )
     chosen_judges(config.answers.judges)
     with (
         store_of_command(config, store) as opened,

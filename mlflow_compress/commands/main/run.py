@@ -13,11 +13,22 @@ from threading import Thread
 from types import MappingProxyType
 
 from mlflow_compress.commands.command import Say, silent
+from mlflow_compress.commands.evaluate.items import suite_of
+from mlflow_compress.commands.judge.judge_instructions import instructions_of
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.stages import STAGES, Progress, Stages, StartStage, VariantRun, as_project
 from mlflow_compress.commands.quantize.run import resolved, variant_name
-from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.get_or_create import digest, unfinished_until_ended
+from mlflow_compress.commands.shared.name_checks import OWN_ENGINES
+from mlflow_compress.commands.shared.named_method import calibration_set, method_settings
+from mlflow_compress.commands.shared.named_models import (
+    SERVED_METHOD,
+    baseline_label,
+    described,
+    is_small,
+    model_path,
+    not_served,
+)
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import (
@@ -54,7 +65,7 @@ def check(config: MainConfig) -> dict[str, object]:
     A misspelt task is refused before an hour of compression, and so is calibration text that holds evaluation items.
     Torch and transformers are imported only for tasks of lm-evaluation-harness, which imports both.
     """
-    if config.running.engine not in inputs.OWN_ENGINES:
+    if config.running.engine not in OWN_ENGINES:
         from mlflow_compress.engines.interface import engine_of_files  # imports torch
 
         engine_of_files(config.running.engine)
@@ -62,21 +73,21 @@ def check(config: MainConfig) -> dict[str, object]:
     if config.is_served:
         check_served(config)
     elif is_endpoint(config.source.model):
-        raise inputs.not_served("model", config.source.model)
+        raise not_served("model", config.source.model)
     else:
-        METHODS.get(config.compression.method).require_backend(inputs.method_settings(config.quantize_config))
-        calibration = inputs.calibration_set(config.quantize_config)
-    suite = inputs.suite_of(config.evaluate_config())
+        METHODS.get(config.compression.method).require_backend(method_settings(config.compression, config.source))
+        calibration = calibration_set(config.compression, config.source)
+    suite = suite_of(config.evaluate_config())
     if calibration is not None:
         check_contamination(calibration.plain(), suite.tasks, suite.corpora)
     if config.judge:
-        inputs.instructions_of(config.judge_config())
+        instructions_of(config.judge_config())
     return resolved_parameters(config, calibration)
 
 
 def check_served(config: MainConfig) -> None:
     """Refuse a served variant without a name, and one with settings of a compression, which would have no effect."""
-    inputs.described(config.evaluate_config(config.compression.checkpoint))
+    described(config.compression.checkpoint, config.source, config.served)
     default = CompressionConfig()
     for name, value in config.compression.model_dump().items():
         unused = value != getattr(default, name) and (name, value) != ("method", "checkpoint")
@@ -91,7 +102,7 @@ def check_served(config: MainConfig) -> None:
 def name_of(config: MainConfig) -> str:
     """Return the variant's short name, such as "awq-4bit-g128" or "endpoint-my-llama"."""
     if config.is_served:
-        return inputs.described(config.evaluate_config(config.compression.checkpoint)).label
+        return described(config.compression.checkpoint, config.source, config.served).label
     return variant_name(config.quantize_config)
 
 
@@ -99,9 +110,9 @@ def resolved_parameters(config: MainConfig, calibration: CalibrationSet | None) 
     """Return the parameters that are known before a model is loaded, with "auto" resolved."""
     if config.is_served:
         compression: dict[str, object] = {name: NONE for name in CompressionConfig.model_fields if name != "checkpoint"}
-        compression["method"] = inputs.SERVED_METHOD
+        compression["method"] = SERVED_METHOD
     else:
-        compression = resolved(config.quantize_config, inputs.method_settings(config.quantize_config), calibration)
+        compression = resolved(config.quantize_config, method_settings(config.compression, config.source), calibration)
     known = {
         **{name: value for name, value in as_text(config).items() if name != "items"},
         **config.sampling.logged,
@@ -170,7 +181,7 @@ def _deciding(config: MainConfig, checkpoint: str, evaluation: str) -> dict[str,
     if config.judge:
         judge = config.judge_config()
         deciding["judge"] = {name: value for name, value in as_text(judge).items() if name not in _NOT_DECIDING}
-        deciding["instructions"] = [asdict(instruction) for instruction in inputs.instructions_of(judge)]
+        deciding["instructions"] = [asdict(instruction) for instruction in instructions_of(judge)]
     if config.speed:
         # With vLLM at hand, a variant may have a speed that it could not have before.
         deciding["speed"] = {**config.timing.model_dump(), "vllm": named_python(config.running.vllm_python) is not None}
@@ -238,7 +249,7 @@ def run_main(config: MainConfig, python: WarmPython, say: Say = silent) -> Varia
                 return earlier
             # Publishing needs it; it is imported while the first stage runs, because matplotlib alone takes a second.
             Thread(target=import_module, args=("mlflow_compress.commands.main.summary",), daemon=True).start()
-            together = config.judge and config.running.engine == "local" and inputs.is_small(config.source)
+            together = config.judge and config.running.engine == "local" and is_small(config.source)
             start = as_project(python)
             if not certainly_on_cpu(config.source.device):
                 # In a process of its own, each stage would start the GPU, load its kernels and read its items again.
@@ -273,18 +284,18 @@ def _digest_of(config: MainConfig) -> str | None:
     """
     if config.is_served or is_endpoint(config.source.model):
         return None
-    folders = [local_model_folder(inputs.model_path(config.source.model))]
+    folders = [local_model_folder(model_path(config.source.model))]
     if config.compression.checkpoint is not None:
         folders.append(Path(config.compression.checkpoint))
     files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()]
-    calibration = inputs.calibration_set(config.quantize_config)
+    calibration = calibration_set(config.compression, config.source)
     # The package by its source: a metric that has changed is computed again, whatever the version.
     entries = (point for kind in _PLUG_INS for point in entry_points(group=f"mlflow_compress.{kind}"))
     plug_ins = [f"{point.value} {point.dist.version if point.dist else None}" for point in entries]
     deciding = {
         "parameters": {name: value for name, value in as_text(config).items() if name not in _OF_LATER_STAGES},
         "files": [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
-        "suite": inputs.suite_of(config.evaluate_config()).hashes,
+        "suite": suite_of(config.evaluate_config()).hashes,
         "calibration": [] if calibration is None else calibration.plain(),
         "software": [code_identity(), package_hash(), sys.version, *sorted(plug_ins)],
         "machine": [platform.node(), platform.processor(), os.cpu_count(), certainly_on_cpu("auto")],
@@ -305,7 +316,7 @@ def _done_before(tracker: Tracker, config: MainConfig, asked: str, say: Say) -> 
             if KEY_VARIABLE in skipped:  # there was no key then
                 continue
         if "evaluate" in children and (Path(run.data.tags[run_names.CHECKPOINT]) / MANIFEST_FILE).is_file():
-            label, name = inputs.baseline_label(config.evaluate_config()), name_of(config)
+            label, name = baseline_label(config.source, config.served), name_of(config)
             say(f"Done before, and nothing has changed since: the results are those of run {run_id}")
             target = f"experiments/{run.info.experiment_id}/runs/{run_id}"
             tracker.note_given_run(f"see {name} {label}", f"The results are in run [{name} {label}](#/{target}).")
@@ -325,8 +336,8 @@ def run_variant(
     more_tags: Mapping[str, str] = MappingProxyType({}),
 ) -> VariantRun:
     """Compress, evaluate and judge one variant under its main run; for `beside` see `Stages`."""
-    label, variant = inputs.baseline_label(config.evaluate_config()), name_of(config)
-    method = inputs.SERVED_METHOD if config.is_served else config.compression.method
+    label, variant = baseline_label(config.source, config.served), name_of(config)
+    method = SERVED_METHOD if config.is_served else config.compression.method
     tags = {run_names.BASE_MODEL: label, run_names.VARIANT: variant, run_names.METHOD: method, **more_tags}
     if config.resume is None:
         again = " (replicate)" if run_names.REPLICATE_OF in more_tags else ""

@@ -19,7 +19,7 @@ from mlflow_compress.commands.evaluate.result import Measurement
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.commands.shared.inputs import SERVED_METHOD, read_manifest
+from mlflow_compress.commands.shared.named_models import SERVED_METHOD, read_manifest
 from mlflow_compress.commands.shared.past_runs import weights_of
 from mlflow_compress.commands.shared.stored import read_account, stored_results
 from mlflow_compress.commands.shared.tabular import lines_of_run

@@ -68,3 +68,7 @@ class PlanConfig(Parameters):
     def made(self) -> int:
         """How many of the variants are made."""
         return 1 if self.save == "winner" else self.variants
+
+    @property
+    def computes_here(self) -> bool:
+        return False

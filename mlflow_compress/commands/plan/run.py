@@ -11,13 +11,15 @@ import numpy as np
 import torch
 
 from mlflow_compress.commands.evaluate.baseline import noise_sample
+from mlflow_compress.commands.evaluate.items import suite_of, with_chat_template
 from mlflow_compress.commands.evaluate.outputs import WINDOW, scored_texts
 from mlflow_compress.commands.evaluate.own_text import MOST_CHAINS
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.judge.answers import graded_tokens
+from mlflow_compress.commands.judge.judge_instructions import instructions_of
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.plan.parameters import PlanConfig
-from mlflow_compress.commands.shared import inputs
+from mlflow_compress.commands.shared.named_models import model_label, model_path
 from mlflow_compress.commands.shared.tabular import Tabular, aligned_lines
 from mlflow_compress.compression.method import METHODS, method_config, require_placed
 from mlflow_compress.compression.one_layer import seconds_of_a_form
@@ -444,10 +446,8 @@ def run_plan(config: PlanConfig) -> CostPlan:
     model_config, tokenizer = _opened(config)
     length = max_length(model_config, tokenizer)
     shape = model_shape(model_config, trust_remote_code=config.source.trust_remote_code)
-    suite = inputs.suite_of(
-        EvaluateConfig(source=config.source, evaluation=config.evaluation, inference=config.inference)
-    )
-    suite = inputs.with_chat_template(tokenizer, suite, config.inference.system_prompt or "")
+    suite = suite_of(EvaluateConfig(source=config.source, evaluation=config.evaluation, inference=config.inference))
+    suite = with_chat_template(tokenizer, suite, config.inference.system_prompt or "")
     encoder = Encoder(tokenizer, length)
     # Batches and numbers have the size that they have on a GPU, unless a CPU is asked for.
     on_cpu = _on_cpu(config)
@@ -488,7 +488,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
     stages.append(costs.evaluated("evaluate", scored, written, read=read, heads=2, times=times, expanded=True))
     if config.judge:  # what the judge's own calls cost, its stage estimates
         judged = JudgeConfig(source=config.source, answers=config.answers, inference=config.inference)
-        graded, samples = instruction_answers(inputs.instructions_of(judged), tokenizer, config, length)
+        graded, samples = instruction_answers(instructions_of(judged), tokenizer, config, length)
         twice = (graded, samples, samples)  # the baseline's are drawn twice: their likeness is the noise floor
         stages.append(costs.evaluated("answers of the baseline", Workload(), twice, read=costs.base))
         once = (graded, samples)
@@ -507,7 +507,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
     room, most = costs.per_copy * _FREE * machine.memory, max(stage.memory for stage in stages)
     spread = f"The layers of one copy lie on {costs.per_copy} devices, which work one after another"
     return CostPlan(
-        model=inputs.model_label(config.source.model),
+        model=model_label(config.source.model),
         parameters=shape.parameters,
         active_parameters=shape.active,
         devices=config.machine.devices,
@@ -575,7 +575,7 @@ def _dtype(name: str, model_config: Any) -> torch.dtype:
 
 def _opened(config: PlanConfig) -> tuple[Any, Any]:
     """Return configuration and tokenizer; a hub id costs the download of both, and never of weights."""
-    model = inputs.model_path(config.source.model)
+    model = model_path(config.source.model)
     trusted = config.source.trust_remote_code
     tokenizer = inputs.model_path(config.tokenizer) if config.tokenizer else model
     return open_config(model, trust_remote_code=trusted), open_tokenizer(tokenizer, trust_remote_code=trusted)

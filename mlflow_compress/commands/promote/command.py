@@ -149,7 +149,7 @@ def history(**parameters: Any) -> "AliasHistory":
 
 def _require_known(model: str, evaluation: str = AUTO, uri: str | None = None) -> None:
     """Refuse a baseline or an evaluation that no run has."""
-    from mlflow_compress.commands.shared.inputs import model_label
+    from mlflow_compress.commands.shared.named_models import model_label
 
     # The tags of `run_names`, which takes a second to import.
     if not is_endpoint(model):

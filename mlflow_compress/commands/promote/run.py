@@ -13,7 +13,7 @@ from mlflow_compress.commands.promote.parameters import ApproveConfig, HistoryCo
 from mlflow_compress.commands.promote.result import AliasHistory, Approval, Promotion, Rollback, Tenure
 from mlflow_compress.commands.shared import past_runs
 from mlflow_compress.commands.shared.get_or_create import unfinished_until_ended
-from mlflow_compress.commands.shared.inputs import model_label
+from mlflow_compress.commands.shared.named_models import model_label
 from mlflow_compress.commands.shared.scores import score_runs
 from mlflow_compress.config import as_text, is_endpoint, read_policy
 from mlflow_compress.config.declarations import AUTO, NONE

@@ -9,7 +9,8 @@ from typing import Any
 
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
 from mlflow_compress.commands.shared.get_or_create import store_of_command
-from mlflow_compress.commands.shared.inputs import calibration_set, is_small, method_settings, model_label, model_path
+from mlflow_compress.commands.shared.named_method import calibration_set, method_settings
+from mlflow_compress.commands.shared.named_models import is_small, model_label, model_path
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, hash_read
 from mlflow_compress.compression.method import METHODS, MethodConfig, variant_label
@@ -93,7 +94,7 @@ def _source(config: QuantizeConfig) -> SourceModel:
 
 def variant_name(config: QuantizeConfig) -> str:
     """Return the variant's short name, such as "awq-4bit-g128"."""
-    return variant_label(config.compression.method, method_settings(config))
+    return variant_label(config.compression.method, method_settings(config.compression, config.source))
 
 
 def resolved(config: QuantizeConfig, settings: MethodConfig, calibration: CalibrationSet | None) -> dict[str, object]:
@@ -193,7 +194,10 @@ def quantize(
 
 def run_quantize(config: QuantizeConfig, store: Tracker | str | None = None) -> CompressedModel:
     """Run the stage in its own run, and return the checkpoint. Wrong parameters are refused before a run is made."""
-    settings, calibration = method_settings(config), calibration_set(config)
+    settings, calibration = (
+        method_settings(config.compression, config.source),
+        calibration_set(config.compression, config.source),
+    )
     if is_stage() and is_small(config.source):  # a process of its own, whose tensors come and go
         keep_freed_memory()
     METHODS.get(config.compression.method).require_backend(settings)

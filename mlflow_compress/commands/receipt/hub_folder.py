@@ -16,7 +16,7 @@ from mlflow_compress.commands.compare.run import store_with
 from mlflow_compress.commands.receipt.cards import card_body, card_metadata
 from mlflow_compress.commands.receipt.result import Receipt
 from mlflow_compress.commands.receipt.run import export_receipt
-from mlflow_compress.commands.shared.inputs import not_served, read_manifest
+from mlflow_compress.commands.shared.named_models import not_served, read_manifest
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.mixed_recipe import MIXED

@@ -15,7 +15,7 @@ import numpy as np
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.run import variant_name
 from mlflow_compress.commands.search.parameters import SearchConfig
-from mlflow_compress.commands.shared.inputs import method_settings
+from mlflow_compress.commands.shared.named_method import method_settings
 from mlflow_compress.commands.sweep.plan import Combination
 from mlflow_compress.compression.method import METHODS, CalibratedConfig
 from mlflow_compress.compression.methods.kv_cache import KvCacheConfig, quantized_cache
@@ -68,7 +68,9 @@ def candidates(config: SearchConfig) -> tuple[list[CandidateFormat], bool]:
 def combination_of(config: MainConfig) -> Combination:
     """Return a main job that compresses, with its short name and the settings of its method."""
     quantize = config.quantize_config
-    return Combination(name=variant_name(quantize), config=config, settings=method_settings(quantize))
+    return Combination(
+        name=variant_name(quantize), config=config, settings=method_settings(quantize.compression, quantize.source)
+    )
 
 
 def limits_of(config: SearchConfig) -> list[Limit]:

@@ -72,11 +72,11 @@ def search(*, progress: Say | None = None, **parameters: Any) -> Search | Repair
         return run_repair(config, progress or silent)
     if config.space.policy is not None:
         raise ConfigError("A policy decides about a repair only", got=config.space.policy, fix="Give repair=RUN too")
-    from mlflow_compress.commands.shared.inputs import method_settings
+    from mlflow_compress.commands.shared.named_method import method_settings
 
     assert config.limited  # else it is refused now
     for variant in config.uniform_variants()[0].values():
-        method_settings(variant.quantize_config)
+        method_settings(variant.compression, variant.source)
     from mlflow_compress.commands.search.run import run_search
 
     return run_search(config, progress or silent)

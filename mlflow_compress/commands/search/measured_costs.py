@@ -12,7 +12,7 @@ import numpy as np
 from mlflow_compress.commands.evaluate.models import as_baseline, light
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.shared.get_or_create import digest
-from mlflow_compress.commands.shared.inputs import model_path
+from mlflow_compress.commands.shared.named_models import model_path
 from mlflow_compress.compression import calibration_tokens
 from mlflow_compress.decide.cost_table import CostTable, StoredSizes
 from mlflow_compress.errors import ConfigError, UnsupportedError

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlflow_compress.commands.command import Say, silent
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.search.choice import cache_bytes, combination_of, with_caches
@@ -21,13 +22,12 @@ from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Repair, RepairTrial
 from mlflow_compress.commands.search.run import Made, layers_of, make_all, stored_sizes
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, unfinished_until_ended
-from mlflow_compress.commands.shared.inputs import (
+from mlflow_compress.commands.shared.named_models import (
     SERVED_METHOD,
     folder_or_hub,
     model_label,
     model_path,
     read_manifest,
-    suite_of,
 )
 from mlflow_compress.commands.shared.past_runs import candidates_of
 from mlflow_compress.commands.sweep.make_variant import parent_run

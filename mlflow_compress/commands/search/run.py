@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mlflow_compress.commands.command import Say, silent
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.models import engine_started
 from mlflow_compress.commands.main.in_process import in_process
 from mlflow_compress.commands.search.choice import (
@@ -36,7 +37,7 @@ from mlflow_compress.commands.search.measured_costs import (
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import GroupCost, Search, SearchedVariant
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, unfinished_until_ended
-from mlflow_compress.commands.shared.inputs import folder_or_hub, model_label, model_path, read_manifest, suite_of
+from mlflow_compress.commands.shared.named_models import folder_or_hub, model_label, model_path, read_manifest
 from mlflow_compress.commands.sweep.make_variant import parent_run
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import Combination, Prepared, prepare_sweep

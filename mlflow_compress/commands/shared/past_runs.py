@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress import demo
-from mlflow_compress.commands.shared.inputs import SERVED_METHOD, compresses, model_label, model_path
+from mlflow_compress.commands.shared.named_models import SERVED_METHOD, compresses, model_label, model_path
 from mlflow_compress.commands.shared.stored import METRICS_FILE, results_in, stored_results
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import without_speed

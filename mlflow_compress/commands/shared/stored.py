@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress import files as atomic
-from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
-from mlflow_compress.commands.shared.inputs import task_settings
 from mlflow_compress.errors import AlignmentError, TrackingError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.formats import upgraded
-from mlflow_compress.items.task import TaskSettings
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
@@ -74,19 +71,7 @@ def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
 
 
 FILE = "about.json"
-PROMPT_SETTINGS = (
-    *("prompt_style", "apply_chat_template", "fewshot_as_multiturn", "system_prompt", "redact"),
-    *("enable_thinking", "thinking_samples", "thinking_max_new_tokens"),
-)
-"""Settings that change the prompts, or how answers are drawn. The tasks' hashes cover both."""
-
 EvalMetadata = dict[str, object]
-
-
-def settings_of(config: EvaluateConfig) -> dict[str, object]:
-    """Return the settings that decide which questions are asked and how. The paths of data and model do not."""
-    settings = task_settings(config)
-    return {f.name: getattr(settings, f.name) for f in fields(TaskSettings) if f.name not in ("data_dir", "model")}
 
 
 def write_metadata(folder: Path, content: EvalMetadata) -> None:

@@ -16,7 +16,13 @@ from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.result import Measurement
 from mlflow_compress.commands.shared.get_or_create import store_of_command
-from mlflow_compress.commands.shared.inputs import baseline_label, described, folder_or_hub, model_path, not_served
+from mlflow_compress.commands.shared.named_models import (
+    baseline_label,
+    described,
+    folder_or_hub,
+    model_path,
+    not_served,
+)
 from mlflow_compress.commands.shared.past_runs import description, skipped_tag
 from mlflow_compress.commands.shared.stored import log_results
 from mlflow_compress.commands.shared.tabular import lines_of_run
@@ -185,7 +191,7 @@ def run_speed(config: SpeedConfig, store: Tracker | str | None = None) -> SpeedM
     asked = EvaluateConfig(source=config.source, served=config.served, checkpoint=config.checkpoint)
     if is_endpoint(config.source.model) and not is_endpoint(config.checkpoint):
         raise not_served("model", config.source.model)
-    made, label = described(asked), baseline_label(asked)
+    made, label = described(asked.checkpoint, asked.source, asked.served), baseline_label(asked.source, asked.served)
     with (
         store_of_command(config, store) as opened,
         opened.run(f"speed {made.label} {label}", "speed", {run_names.BASE_MODEL: label}) as run,

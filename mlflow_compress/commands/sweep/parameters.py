@@ -67,6 +67,17 @@ class SweepConfig(declarations.Parameters):
     )
     dry_run: bool = declarations.option(False, "show the plan with estimates of time and disk, and do nothing")
 
+    @property
+    def computes_here(self) -> bool:
+        return not self.dry_run
+
+    def require_known(self) -> None:
+        from mlflow_compress.compression.method import METHODS
+
+        for method in self.variants.methods.split(",") if self.variants.grid is None else ():
+            if method.strip():
+                METHODS.get(method.strip())
+
     def main_config(self, **variant: Any) -> MainConfig:
         """Return the parameters of one variant's main job: its own replace those that all variants share."""
         not_shared = {"bits": declarations.AUTO, "group_size": declarations.AUTO}  # a sweep has several

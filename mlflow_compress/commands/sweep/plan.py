@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.commands.evaluate.baseline import evaluation_id, evaluation_of_sample
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.models import open_baseline, open_variant
 from mlflow_compress.commands.evaluate.run import readable
+from mlflow_compress.commands.judge.judge_instructions import instructions_of
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.main.run import check_served, name_of, resolved_parameters, stage_keys, variant_key
 from mlflow_compress.commands.quantize.run import new_checkpoint_folder
-from mlflow_compress.commands.shared import inputs
+from mlflow_compress.commands.shared.named_method import calibration_set, method_settings
+from mlflow_compress.commands.shared.named_models import SERVED_METHOD, folder_or_hub, model_label, model_path
 from mlflow_compress.commands.shared.scores import stage_seconds, wall_seconds
 from mlflow_compress.commands.sweep.grid import asked_for
 from mlflow_compress.commands.sweep.parameters import SweepConfig
@@ -44,7 +47,7 @@ class Combination:
 
     @property
     def method(self) -> str:
-        return inputs.SERVED_METHOD if self.settings is None else self.config.compression.method
+        return SERVED_METHOD if self.settings is None else self.config.compression.method
 
     @property
     def own_settings(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def combinations(config: SweepConfig) -> tuple[list[Combination], dict[str, str]
     unique: dict[tuple[str, str], Combination] = {}
     left_out: dict[str, str] = {}
     for asked in asked_for(config):
-        method, given = asked.get("method", inputs.SERVED_METHOD), _own(asked)
+        method, given = asked.get("method", SERVED_METHOD), _own(asked)
         try:
             variant = absolute_paths(config.main_config(**given))
             settings = _settings(variant)
@@ -102,7 +105,7 @@ def _settings(variant: MainConfig) -> MethodConfig | None:
     if variant.is_served:
         check_served(variant)
         return None
-    settings = inputs.method_settings(variant.quantize_config)
+    settings = method_settings(variant.compression, variant.source)
     METHODS.get(variant.compression.method).require_backend(settings)
     return settings
 
@@ -178,17 +181,17 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Tracker
         ):
             if refused:
                 raise ConfigError(why, got=f"items={config.sampling.items}", fix="Leave it out, or set items=all")
-    suite = inputs.suite_of(first.evaluate_config())
+    suite = suite_of(first.evaluate_config())
     if config.judge:
-        inputs.instructions_of(first.judge_config())
+        instructions_of(first.judge_config())
     calibrations = [
-        None if one.settings is None else inputs.calibration_set(one.config.quantize_config) for one in chosen
+        None if one.settings is None else calibration_set(one.config.compression, one.config.source) for one in chosen
     ]
     for checked in {c.name: c for c in calibrations if c is not None}.values():
         check_contamination(checked.plain(), suite.tasks, suite.corpora)
-    path = inputs.model_path(config.source.model)
+    path = model_path(config.source.model)
     base = open_baseline(first.evaluate_config())
-    with inputs.folder_or_hub("model", path):
+    with folder_or_hub("model", path):
         source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
 
     read = readable(store, base, suite, first.evaluate_config(), write=not config.dry_run)
@@ -242,7 +245,7 @@ def plan_of(config: SweepConfig, prepared: Prepared, left_out: Mapping[str, str]
     again = {variant.asked.replicate_of for variant in prepared.variants}
     firsts = [variant for variant in prepared.variants if not variant.asked.replicate_of]
     return SweepPlan(
-        baseline=inputs.model_label(config.source.model),
+        baseline=model_label(config.source.model),
         evaluation=prepared.evaluation,
         variants=tuple(variants),
         left_out=left_out,
@@ -278,7 +281,7 @@ def _medians(tracker: Tracker, run_ids: list[str]) -> dict[str, float]:
 
 def _compression_seconds(config: SweepConfig, methods: Iterable[str], tracker: Tracker) -> dict[str, float | None]:
     """Return how long each method's compression took in earlier runs; None where there are none."""
-    label = inputs.model_label(config.source.model)
+    label = model_label(config.source.model)
     found = {}
     for method in methods:
         runs = tracker.find_finished("main", **{run_names.BASE_MODEL: label, run_names.METHOD: method})[:_RUNS]

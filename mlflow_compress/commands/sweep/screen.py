@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.models import open_baseline
 from mlflow_compress.commands.evaluate.outputs import run_model
 from mlflow_compress.commands.evaluate.run import evaluate_baseline, readable, states_for
-from mlflow_compress.commands.shared import inputs
 from mlflow_compress.commands.shared.get_or_create import get_or_create_run
+from mlflow_compress.commands.shared.named_models import baseline_label
 from mlflow_compress.commands.sweep.plan import Prepared, PreparedVariant
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.one_layer import LayerMaker
@@ -104,7 +105,7 @@ def _numbers(
     base = open_baseline(config)
 
     def work(run: TrackedRun, folder: Path, resume: Path) -> None:
-        suite = readable(tracker, base, inputs.suite_of(config), config)
+        suite = readable(tracker, base, suite_of(config), config)
         loaded = base.load()
         assert isinstance(loaded, LoadedModel)
         if not is_offloaded(loaded.model):
@@ -140,7 +141,7 @@ def _numbers(
         "variants": [variant.key for variant in variants],
         "readings": sorted(reading.name for reading in readings),
     }
-    run_id, fresh = get_or_create_run(tracker, STAGE, inputs.baseline_label(config), fingerprint, work)
+    run_id, fresh = get_or_create_run(tracker, STAGE, baseline_label(config.source, config.served), fingerprint, work)
     if fresh:
         gc.collect()  # modules have reference cycles: without this, the model is in memory while variants are made
     numbers: Mapping[str, Mapping[str, Any]] = tracker.fetch_json(run_id, _NUMBERS)
