@@ -37,14 +37,14 @@ def kind_of(row: Row) -> str:
     return str(row.get("kind") or ("RC" if row.get("context") else "QA"))
 
 
-def lettered(options: Sequence[str]) -> list[str]:
+def _lettered(options: Sequence[str]) -> list[str]:
     """Return one line per option, with its letter."""
     return [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
 
 
 def _plain_question(row: Row, options: Sequence[str]) -> str:
     passage = [row["context"]] if row.get("context") else []
-    return "\n".join([*passage, row["question"], *lettered(options), "Answer:"])
+    return "\n".join([*passage, row["question"], *_lettered(options), "Answer:"])
 
 
 def _stripped_question(row: Row, options: Sequence[str]) -> str:
@@ -61,7 +61,7 @@ def _labelled_question(row: Row, options: Sequence[str]) -> str:
     """Return passage, question and options without stripping. The label of the passage depends on the kind."""
     label = PASSAGES[kind_of(row)]
     passage = [] if label is None else [f"{label}: {row['context']}"]
-    return "\n".join([*passage, f"Question: {row['question']}", "Choices:", *lettered(options), "Answer:"])
+    return "\n".join([*passage, f"Question: {row['question']}", "Choices:", *_lettered(options), "Answer:"])
 
 
 def _block(examples: Sequence[str]) -> str:

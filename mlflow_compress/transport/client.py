@@ -79,7 +79,7 @@ class _Failure:
     lost: bool = False  # The server may have worked on it, and its answer did not arrive
 
 
-def refused(config: EndpointConfig, status: int, body: object, message: str, headers: Any, model: str) -> _Failure:
+def _refused(config: EndpointConfig, status: int, body: object, message: str, headers: Any, model: str) -> _Failure:
     """Return what an HTTP error means."""
     error = body if isinstance(body, dict) else {}
     code, said = str(error.get("code") or ""), config.clean(message)
@@ -424,7 +424,7 @@ class Transport(AbstractContextManager["Transport"]):
             reached = type(error.__cause__).__name__ not in _NOT_REACHED
             return _Failure(NoReply(replies.CONNECTION, f"cannot be reached: {reason}"), passing=True, lost=reached)
         except openai.APIStatusError as error:
-            return refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)
+            return _refused(self.config, error.status_code, error.body, error.message, error.response.headers, model)
         reply = read(response.text)
         if isinstance(reply, NoReply):
             return _Failure(NoReply(reply.reason, self.config.clean(reply.detail)), passing=True)

@@ -19,7 +19,6 @@ from mlflow_compress.metrics.stats.conformal import (
     conformity_scores,
     coverage_by_class,
     network_argsort,
-    prediction_sets,
     repeated_splits,
     resampled_quantiles,
     sizes_and_coverage,
@@ -29,6 +28,12 @@ from tests.metric_records import QUICK
 from tests.roundoff import of_sum
 
 P = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7]])
+
+
+def sets_of(p: np.ndarray, threshold: float, score: Any) -> np.ndarray:
+    """Return the options in each set, shape (n, n_options): an option is in it where it is covered as the gold one."""
+    every = [sizes_and_coverage(p, np.full(len(p), option), [threshold], score)[1][0] for option in range(p.shape[1])]
+    return np.stack(every, axis=1) == 1.0
 
 
 def test_scores_by_hand():
@@ -64,11 +69,11 @@ def test_the_quantile_holds_back_what_it_promises(values, alpha):
 
 def test_sets_and_result_by_hand():
     # LAC at 0.75: p >= 0.25. APS at 0.8: cumulative 0.5, 0.8 (in), 1.0 (out); row 1: 0.7 (in), 0.9 (out).
-    assert prediction_sets(P, 0.75, "lac").tolist() == [[True, True, False], [False, False, True]]
-    assert prediction_sets(P, 0.8 + 1e-12, "aps").tolist() == [[True, True, False], [False, False, True]]
+    assert sets_of(P, 0.75, "lac").tolist() == [[True, True, False], [False, False, True]]
+    assert sets_of(P, 0.8 + 1e-12, "aps").tolist() == [[True, True, False], [False, False, True]]
     # A threshold below every option gives the most probable one; an infinite one gives them all.
-    assert prediction_sets(P, 0.1, "aps").sum(axis=1).tolist() == [1, 1]
-    assert prediction_sets(P, math.inf, "lac").all() and prediction_sets(P, math.inf, "aps").all()
+    assert sets_of(P, 0.1, "aps").sum(axis=1).tolist() == [1, 1]
+    assert sets_of(P, math.inf, "lac").all() and sets_of(P, math.inf, "aps").all()
     # Calibrate on row 0 only is impossible at alpha = 0.1, so keep a threshold: sets {0, 1} and {2}.
     r = conformal(P, [1, 2], calibration=[0], test=[0, 1], score="lac", threshold=0.75)
     assert (r.accuracy, r.set_size, r.coverage) == (0.5, 1.5, 1.0)
@@ -146,15 +151,16 @@ def test_a_resamples_threshold_is_that_of_its_repeated_scores(rows):
     assert found.tolist() == [conformal_quantile(np.repeat(scores, counts)), conformal_quantile(scores)]
 
 
-def test_sizes_and_coverage_at_many_thresholds_are_those_of_the_sets():
+def test_sizes_and_coverage_at_many_thresholds_are_those_at_each():
     p, gold = _simulated(50, 0)
     thresholds = [0.1, 0.5, 0.9, math.inf]
     for score in ("lac", "aps"):
         sizes, covered = sizes_and_coverage(p, gold, thresholds, score)
         for row, threshold in enumerate(thresholds):
-            sets = prediction_sets(p, threshold, score)
-            assert sizes[row].tolist() == sets.sum(axis=1).tolist()
-            assert covered[row].tolist() == sets[np.arange(50), gold].tolist()
+            sets = sets_of(p, threshold, score)
+            alone = conformal(p, gold, calibration=[0], test=np.arange(50), score=score, threshold=threshold)
+            assert sizes[row].tolist() == sets.sum(axis=1).tolist() == alone.size.tolist()
+            assert covered[row].tolist() == sets[np.arange(50), gold].tolist() == alone.covered.tolist()
 
 
 def test_intervals_of_the_set_size_cover_only_where_thresholds_are_taken_anew():
@@ -293,7 +299,7 @@ def test_lac_equals_mapie(n: int):
     theirs = SplitConformalClassifier(Given().fit(p, gold), confidence_level=0.9, conformity_score="lac")
     theirs.conformalize(p[:n], gold[:n])
     wanted = theirs.predict_set(p[n:])[1][:, :, 0]
-    ours = prediction_sets(p[n:], conformal_quantile(conformity_scores(p[:n], gold[:n], "lac")), "lac")
+    ours = sets_of(p[n:], conformal_quantile(conformity_scores(p[:n], gold[:n], "lac")), "lac")
     empty = ~wanted.any(axis=1)  # ours hold the most probable option there
     assert 0 < wanted.mean() < 1
     np.testing.assert_array_equal(ours[~empty], wanted[~empty])

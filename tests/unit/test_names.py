@@ -52,7 +52,6 @@ def test_no_two_public_classes_and_no_two_modules_have_one_name() -> None:
 
 FUNCTIONS = {
     "compare": "the front door's function and the command behind it",
-    "judge": "the front door's function and the command behind it",
     "decoder_layers": "the layers of a model; one refuses a model in which it cannot tell them",
     "weight_files": "the weight files of a checkpoint; one refuses a checkpoint without any",
     "compute_row_stats": "the same sums, by compiled loops and by torch",

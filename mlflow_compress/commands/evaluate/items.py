@@ -22,7 +22,7 @@ PROMPT_SETTINGS = (
 """Settings that change the prompts, or how answers are drawn. The tasks' hashes cover both."""
 
 
-def task_settings(config: EvaluateConfig) -> TaskSettings:
+def _task_settings(config: EvaluateConfig) -> TaskSettings:
     """Return how items are drawn and shown: the parameters of the same names, with "" for a text that is not given."""
     values: dict[str, Any] = {name: "" if value is None else value for name, value in config.values().items()}
     return TaskSettings(**{field.name: values[field.name] for field in fields(TaskSettings)})
@@ -30,7 +30,7 @@ def task_settings(config: EvaluateConfig) -> TaskSettings:
 
 def settings_of(config: EvaluateConfig) -> dict[str, object]:
     """Return the settings that decide which questions are asked and how. The paths of data and model do not."""
-    settings = task_settings(config)
+    settings = _task_settings(config)
     return {f.name: getattr(settings, f.name) for f in fields(TaskSettings) if f.name not in ("data_dir", "model")}
 
 
@@ -39,7 +39,7 @@ def suite_of(config: EvaluateConfig) -> Suite:
     deciding = tuple((name, value) for name, value in as_text(config).items() if name != "checkpoint")
     suite = kept(
         ("suite", deciding),
-        lambda: load_suite(config.evaluation.tasks, model=config.source.model, settings=task_settings(config)),
+        lambda: load_suite(config.evaluation.tasks, model=config.source.model, settings=_task_settings(config)),
     )
     if any(isinstance(corpus, TraceCorpus) for corpus in suite.corpora):
         trace_prompts(config)  # a wrong set is refused now, not when a model has been loaded
@@ -82,7 +82,7 @@ def _require_thinking_can_be_off(chat: ChatFormat) -> None:
 
 def trace_prompts(config: EvaluateConfig) -> list[Instruction]:
     """Return the instructions that the baseline answers for the task `traces`: a seeded draw, in the set's order."""
-    asked, settings = config.traces, task_settings(config)
+    asked, settings = config.traces, _task_settings(config)
     instructions = find_instructions(
         asked.trace_instructions, model=config.source.model, settings=settings, parameter="trace_instructions"
     )

@@ -232,7 +232,7 @@ def _write(
             table.write(folder / run_names.EMBEDDINGS / who)
 
 
-def judge(
+def _judge(
     config: JudgeConfig, variant_label: str, instructions: list[Instruction], store: Tracker, run: TrackedRun, say: Say
 ) -> AnswerEvaluation:
     """Generate the missing answers, ask every judge, and log and return what they have said."""
@@ -323,5 +323,5 @@ def run_judge(config: JudgeConfig, store: Tracker | str | None = None, say: Say 
         run.rename(f"judge {manifest.label} {label}")
         tags = {run_names.VARIANT: manifest.label, run_names.METHOD: manifest.method}
         run.set_tags({**tags, run_names.CHECKPOINT: config.checkpoint})
-        judgment = judge(config, manifest.label, instructions, opened, run, say)
+        judgment = _judge(config, manifest.label, instructions, opened, run, say)
     return judgment

@@ -135,16 +135,11 @@ def sizes_and_coverage(
     )
 
 
-def prediction_sets(probabilities: npt.ArrayLike, threshold: float, score: Score, *, mode: Mode = "textbook") -> Bool:
+def _sets(p: Float, cumulative: Float, threshold: float, score: Score) -> Bool:
     """Return the options in each set, shape (n, n_options); an empty set becomes the most probable option.
 
     "lac": ``p >= 1 - q``. "aps": the options while the cumulative sorted probability is ``<= q``.
     """
-    p = _checked(probabilities)
-    return _sets(p, _cumulative(p, mode), threshold, score)
-
-
-def _sets(p: Float, cumulative: Float, threshold: float, score: Score) -> Bool:
     sets = p >= 1.0 - threshold if score == "lac" else cumulative <= threshold
     empty = ~sets.any(axis=1)
     sets[empty, p[empty].argmax(axis=1)] = True
