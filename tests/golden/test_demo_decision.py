@@ -30,9 +30,9 @@ from mlflow.entities import Metric, Param, Run, RunData, RunInfo, RunTag
 import mlflow_compress as mc
 from mlflow_compress import cli
 from mlflow_compress.commands.promote import run as promote
+from mlflow_compress.commands.promote.run import headline_of
 from mlflow_compress.commands.shared import scores
 from mlflow_compress.commands.shared.named_models import read_manifest
-from mlflow_compress.commands.shared.past_runs import headline_of
 from mlflow_compress.commands.shared.stored import metrics_file
 from mlflow_compress.decide.gates import DELTA, FLIPS, GATE_DROP, GATE_FLIPS, KL, gate_values
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoredVariant, scoreboard

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mlflow_compress.commands.evaluate.result import Evaluation
-from mlflow_compress.commands.shared.stored import EvalMetadata, check_comparable, read_metadata, stored_results
+from mlflow_compress.commands.shared.stored import EvalMetadata, read_metadata, stored_results
 from mlflow_compress.commands.shared.tabular import Tabular
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest
 from mlflow_compress.config import check_text
@@ -170,17 +170,29 @@ def store_with(run_id: str, store: "Tracker | str | None") -> "Tracker":
     return opened(store)
 
 
+def _check_comparable(baseline: EvalMetadata, variant: EvalMetadata) -> None:
+    """Refuse two evaluations with different tokenizers, few-shot settings or tasks. Entries of one side are ignored."""
+    for part in sorted(baseline.keys() & variant.keys()):
+        if baseline[part] != variant[part]:
+            raise AlignmentError(
+                f"The two evaluations differ in their {part}",
+                allowed=str(baseline[part]),
+                got=variant[part],
+                fix="Evaluate both with the same tokenizer and settings",
+            )
+
+
 def compare(baseline: str, variant: str, store: str | None = None) -> Comparison:
     """Return accuracy, flips and the other answer comparisons of two evaluations, with intervals."""
     (first, left), (second, right) = _read(baseline, store), _read(variant, store)
     names = (first, second)
     if isinstance(left, Path) and isinstance(right, Path):
-        check_comparable(read_metadata(left), read_metadata(right))
+        _check_comparable(read_metadata(left), read_metadata(right))
         return Comparison(answer_files.compare_records(RunRecords.read(left), RunRecords.read(right)), names)
     if isinstance(left, Path) or isinstance(right, Path):
         raise AlignmentError("One side holds records and the other answers", fix="Give two of the same kind")
     (before, of_left), (after, of_right) = left, right
-    check_comparable(of_left, of_right)
+    _check_comparable(of_left, of_right)
     return Comparison(answer_files.compare_answers(before, after), names)
 
 
@@ -269,7 +281,7 @@ def forecast_of(variant: Evaluation, other: Evaluation) -> Forecast:
         raise ConfigError("A forecast needs the evaluation of a variant", got=f"{variant.name}, which has no baseline")
     folder = other.baseline_records_folder or other.records_folder
     sides = (variant.baseline, variant.baseline_records_folder), (other.baseline or other.name, folder)
-    check_comparable(*({"baseline": name, "tokenizer": read_metadata(f).get("tokenizer")} for name, f in sides))
+    _check_comparable(*({"baseline": name, "tokenizer": read_metadata(f).get("tokenizer")} for name, f in sides))
     ran = MetricInputs(RunRecords.read(variant.baseline_records_folder), RunRecords.read(variant.records_folder))
     before, after = ran.baseline_predictions, ran.variant_predictions
     known = np.isfinite(before.lead[:, 0]) & after.scored[:, 0]

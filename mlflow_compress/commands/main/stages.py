@@ -19,8 +19,7 @@ from mlflow_compress.commands.evaluate.result import Measurement
 from mlflow_compress.commands.judge.parameters import JudgeConfig
 from mlflow_compress.commands.main.parameters import MainConfig
 from mlflow_compress.commands.quantize.parameters import QuantizeConfig
-from mlflow_compress.commands.shared.named_models import SERVED_METHOD, read_manifest
-from mlflow_compress.commands.shared.past_runs import weights_of
+from mlflow_compress.commands.shared.named_models import SERVED_METHOD, model_path, read_manifest
 from mlflow_compress.commands.shared.stored import read_account, stored_results
 from mlflow_compress.commands.shared.tabular import lines_of_run
 from mlflow_compress.commands.speed.parameters import SpeedConfig
@@ -29,9 +28,12 @@ from mlflow_compress.config import ENDPOINT, Parameters, as_given, is_endpoint, 
 from mlflow_compress.decide.gates import gate_values
 from mlflow_compress.decide.promotion import PolicyAnswer
 from mlflow_compress.errors import StageError
+from mlflow_compress.kept import kept
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import unmet
+from mlflow_compress.models.source_model import resolve
+from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.headline import not_computed
 from mlflow_compress.reporting.numbers import about
@@ -258,7 +260,8 @@ class Stages:
         if self.manifest is not None:
             return self.manifest.base_weights_hash
         if not is_endpoint(self.config.source.model):
-            return weights_of(self.config.source.model)
+            folder = resolve(model_path(self.config.source.model)).folder
+            return kept(("weights", folder), lambda: hash_weights(folder)[1])
         return str(self.tracker.client.get_run(self.baseline_run).data.params["weights"])
 
     @cached_property

@@ -5,16 +5,19 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from mlflow_compress import demo
 from mlflow_compress.commands.promote.parameters import ApproveConfig, HistoryConfig, PromoteConfig, RollbackConfig
 from mlflow_compress.commands.promote.result import AliasHistory, Approval, Promotion, Rollback, Tenure
-from mlflow_compress.commands.shared import past_runs
 from mlflow_compress.commands.shared.get_or_create import unfinished_until_ended
-from mlflow_compress.commands.shared.named_models import model_label
+from mlflow_compress.commands.shared.named_models import model_label, model_path
+from mlflow_compress.commands.shared.past_runs import candidates_of
 from mlflow_compress.commands.shared.scores import score_runs
+from mlflow_compress.commands.shared.stored import stored_results
 from mlflow_compress.config import as_text, is_endpoint, read_policy
 from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.config.policy import PINNED, Policy, Waiver, policy_yaml, read_waiver
@@ -31,11 +34,34 @@ from mlflow_compress.decide.direction import harm_of
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, GATE_DROP, GATE_FLIPS, MEMORY_RATIO, Gate
 from mlflow_compress.decide.promotion import Candidate, Decision, GateReading, PolicyGates, gates_of
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.metrics.core.metric_inputs import headline
+from mlflow_compress.models.stored_weights import hash_weights
+from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.tables import Column, Table
 from mlflow_compress.tracking import model_registry, run_names
 from mlflow_compress.tracking.evaluations import EvaluationGroup, evaluations
+from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
+
+
+def _base_weights(model: str) -> str | None:
+    """Return the hash of the weights in a folder (or of the demo); None for a name."""
+    if model in demo.MODELS or Path(model).is_dir():
+        return hash_weights(Path(model_path(model)))[1]
+    return None
+
+
+def _registered_model_of(tracker: Tracker, model: str) -> str:
+    """Return the registered model of a baseline, given by its folder or by a name that only one model has."""
+    label, weights = model_label(model), _base_weights(model)
+    every = model_registry.registered_models(tracker, label)
+    names = [name for name, owner in every.items() if weights in (None, owner)]
+    if len(names) != 1:
+        what = "Nothing was promoted of this model" if not names else f"'{label}' is the name of {len(names)} models"
+        fix = "Promote a variant first" if not names else "Give the model's folder"
+        raise ConfigError(what, allowed=sorted(every) or None, got=model, fix=fix)
+    return names[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +77,7 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
     """Return the evaluations of one baseline, given by its folder or by a name that only one model has."""
     hashes = list(dict.fromkeys(evaluation.base_weights for evaluation in every))
     listed = [f"weights {key[:8]}: {', '.join(e.described for e in every if e.base_weights == key)}" for key in hashes]
-    weights = past_runs.base_weights(config.model)
+    weights = _base_weights(config.model)
     if weights is not None and weights not in hashes:
         raise ConfigError(
             f"The finished variants of '{label}' have other base weights than this folder",
@@ -194,12 +220,20 @@ def _bounds(policy: Policy, gates: PolicyGates) -> dict[str, object]:
     }
 
 
+def _records_of(tracker: Tracker, main_run: str) -> RunRecords | str:
+    """Return the records that a main run's evaluation has left, or the reason why there are none."""
+    evaluate = tracker.child_ids(main_run).get("evaluate")
+    if evaluate is None:
+        return f"run {main_run[:8]} has no evaluate run"
+    return RunRecords.read(tracker.fetch(evaluate, RECORDS))
+
+
 def _compare(tracker: Tracker, incumbent: Incumbent | None, evaluation: str, candidate: Candidate) -> HeadToHead | str:
     """Return the direct comparison of a challenger with the champion, or the reason why there is none."""
     assert incumbent is not None  # nobody else is compared with
     if incumbent.evaluation != evaluation:
         return "the champion was measured on other items"
-    champion, challenger = (past_runs.records_of(tracker, one.run_id) for one in (incumbent, candidate))
+    champion, challenger = (_records_of(tracker, one.run_id) for one in (incumbent, candidate))
     if isinstance(champion, str):
         return champion
     return challenger if isinstance(challenger, str) else head_to_head(champion, challenger)
@@ -229,7 +263,7 @@ def _promote(
     versions = {
         run_id: str(version.version) for run_id, version in model_registry.versions_by_run(tracker, name).items()
     }
-    candidates = past_runs.candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
+    candidates = candidates_of(tracker, evaluation.variants, competition.label, versions, gates)
     decision = unwaived = gates.decide(candidates)
     if waiver is not None:
         gates = _without(policy, waiver.requirement)
@@ -321,12 +355,18 @@ def _without(policy: Policy, requirement: str) -> PolicyGates:
     return gates_of(each[requirement])
 
 
+def headline_of(tracker: Tracker, main_run: str) -> dict[str, MetricResult]:
+    """Return the pooled results of a main run's evaluation by key; nothing where it has no evaluation."""
+    evaluate = tracker.child_ids(main_run).get("evaluate")
+    return {} if evaluate is None else headline(stored_results(tracker, evaluate))
+
+
 def _about_choice(
     tracker: Tracker, winner: Candidate | None, decision: Decision, policy: Policy, gates: PolicyGates
 ) -> list[str]:
     """Return what a reader of the decision should know: the winner's accuracy, and which closer ones lost."""
     remarks = []
-    if winner is not None and (harm := harm_of(past_runs.headline_of(tracker, winner.run_id), policy.margin)):
+    if winner is not None and (harm := harm_of(headline_of(tracker, winner.run_id), policy.margin)):
         remarks.append(f"Accuracy of {winner.name}: {harm.text}.")
     if winner is decision.champion:
         runs = [run_id for run_id in to_compare(decision) if "evaluate" in tracker.child_ids(run_id)]
@@ -375,7 +415,7 @@ def _require_holds(condition: bool, what: str, allowed: str, got: str) -> None:
 def run_approve(config: ApproveConfig, number: str, by: str) -> Approval:
     """Move the alias to a version that waits. Nothing is written where the decision no longer holds."""
     tracker = Tracker(config.experiment)
-    name = past_runs.registered_model_of(tracker, config.model)
+    name = _registered_model_of(tracker, config.model)
     waiting = model_registry.waiting_versions(tracker, name)
     if number not in waiting:
         raise ConfigError(
@@ -440,7 +480,7 @@ def run_rollback(config: RollbackConfig) -> Rollback:
     """Move the alias back, and its "-previous" to the version that had it. A second rollback undoes the first."""
     tracker = Tracker(config.experiment)
     label = model_label(config.model)
-    name = past_runs.registered_model_of(tracker, config.model)
+    name = _registered_model_of(tracker, config.model)
     now, before = (
         model_registry.holder(tracker, name, alias)
         for alias in (config.alias, model_registry.previous_alias(config.alias))
@@ -507,7 +547,7 @@ def _tenure(run: Any, until: str | None) -> Tenure:
 def read_history(config: HistoryConfig) -> AliasHistory:
     """Return who had an alias when, newest first. Moves by hand leave no run; the last one of them is named."""
     tracker = Tracker(config.experiment)
-    name = past_runs.registered_model_of(tracker, config.model)
+    name = _registered_model_of(tracker, config.model)
     wanted = {run_names.REGISTERED_MODEL: name, run_names.ALIAS: config.alias}
     runs = [run for stage in ("promote", "approve", "rollback") for run in tracker.find_finished(stage, **wanted)]
     moves = sorted((r for r in runs if run_names.MOVED_TO in r.data.tags), key=lambda run: run.info.end_time)

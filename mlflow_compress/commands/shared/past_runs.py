@@ -1,54 +1,20 @@
-"""What earlier runs say: values that candidates compete by, registered versions, and the runtime of a speed stage."""
+"""What earlier runs say: values that candidates compete by, and the runtime of a speed stage."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from mlflow_compress import demo
-from mlflow_compress.commands.shared.named_models import SERVED_METHOD, compresses, model_label, model_path
-from mlflow_compress.commands.shared.stored import METRICS_FILE, results_in, stored_results
+from mlflow_compress.commands.shared.named_models import SERVED_METHOD, compresses
+from mlflow_compress.commands.shared.stored import METRICS_FILE, results_in
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import without_speed
 from mlflow_compress.decide.promotion import EVERY_SLICE, Candidate, PolicyGates, read_gates
 from mlflow_compress.decide.scoreboard import NO_SPEED_STAGE
 from mlflow_compress.errors import ConfigError, raise_together
-from mlflow_compress.kept import kept
-from mlflow_compress.metrics.core.metric_inputs import headline
-from mlflow_compress.models.source_model import resolve as resolve_source
-from mlflow_compress.models.stored_weights import hash_weights
-from mlflow_compress.records import MetricResult, RunRecords
+from mlflow_compress.records import MetricResult
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.evaluations import Variant, items_in
-from mlflow_compress.tracking.model_registry import registered_models
-from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Tracker
-
-
-def weights_of(model: str) -> str:
-    """Return the hash of a baseline's weights, which promotions of its variants share; of a hub id too."""
-    source = resolve_source(model_path(model))
-    return kept(("weights", source.folder), lambda: hash_weights(source.folder)[1])
-
-
-def base_weights(model: str) -> str | None:
-    """Return the hash of the weights in a folder (or of the demo); None for a name."""
-    if model in demo.MODELS or Path(model).is_dir():
-        return hash_weights(Path(model_path(model)))[1]
-    return None
-
-
-def registered_model_of(tracker: Tracker, model: str) -> str:
-    """Return the registered model of a baseline, given by its folder or by a name that only one model has."""
-    label, weights = model_label(model), base_weights(model)
-    every = registered_models(tracker, label)
-    names = [name for name, owner in every.items() if weights in (None, owner)]
-    if len(names) != 1:
-        what = "Nothing was promoted of this model" if not names else f"'{label}' is the name of {len(names)} models"
-        fix = "Promote a variant first" if not names else "Give the model's folder"
-        raise ConfigError(what, allowed=sorted(every) or None, got=model, fix=fix)
-    return names[0]
-
 
 _DESCRIBED = "speed_"  # before the names of the parameters that describe the runtime
 _PARTS = ("runtime", "device", "dtype", "threads")
@@ -181,17 +147,3 @@ def _finished_children(tracker: Tracker, label: str, stages: Iterable[str]) -> d
 def results_of(tracker: Tracker, runs: Iterable[Any]) -> list[MetricResult]:
     """Return the results that some runs of stages have."""
     return [result for run in runs for result in results_in(tracker.json_of(run, METRICS_FILE), run.info.run_id)]
-
-
-def headline_of(tracker: Tracker, main_run: str) -> dict[str, MetricResult]:
-    """Return the pooled results of a main run's evaluation by key; nothing where it has no evaluation."""
-    evaluate = tracker.child_ids(main_run).get("evaluate")
-    return {} if evaluate is None else headline(stored_results(tracker, evaluate))
-
-
-def records_of(tracker: Tracker, main_run: str) -> RunRecords | str:
-    """Return the records that a main run's evaluation has left, or the reason why there are none."""
-    evaluate = tracker.child_ids(main_run).get("evaluate")
-    if evaluate is None:
-        return f"run {main_run[:8]} has no evaluate run"
-    return RunRecords.read(tracker.fetch(evaluate, RECORDS))

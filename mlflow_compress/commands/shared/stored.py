@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlflow_compress import files as atomic
-from mlflow_compress.errors import AlignmentError, TrackingError
+from mlflow_compress.errors import TrackingError
 from mlflow_compress.files import read_json_object
 from mlflow_compress.formats import upgraded
 from mlflow_compress.metrics.core.account import Account
@@ -83,15 +83,3 @@ def read_metadata(folder: Path) -> EvalMetadata:
     """Return the metadata in a folder of records; empty where the records come without it."""
     path = folder / FILE
     return read_json_object(path) if path.is_file() else {}
-
-
-def check_comparable(baseline: EvalMetadata, variant: EvalMetadata) -> None:
-    """Refuse two evaluations with different tokenizers, few-shot settings or tasks. Entries of one side are ignored."""
-    for part in sorted(baseline.keys() & variant.keys()):
-        if baseline[part] != variant[part]:
-            raise AlignmentError(
-                f"The two evaluations differ in their {part}",
-                allowed=str(baseline[part]),
-                got=variant[part],
-                fix="Evaluate both with the same tokenizer and settings",
-            )
