@@ -1,8 +1,8 @@
 """The tracking store of this version, frozen: `python -m tests.golden.frozen_store` makes it again.
 
 It holds a sweep of two variants of the demo with a judge's grades, a decision, and a receipt. Every later version must
-report, decide, compare and verify on it (`test_frozen_store.py`). So it is made again for a new version beside the old
-one, and never in its place.
+report, decide, compare and verify on it (`test_frozen_store.py`). Until 1.0.0 is released it is made again where a name
+or a format changes; from then on a new version has one of its own beside it.
 """
 
 import json

@@ -577,5 +577,5 @@ def _opened(config: PlanConfig) -> tuple[Any, Any]:
     """Return configuration and tokenizer; a hub id costs the download of both, and never of weights."""
     model = model_path(config.source.model)
     trusted = config.source.trust_remote_code
-    tokenizer = inputs.model_path(config.tokenizer) if config.tokenizer else model
+    tokenizer = model_path(config.tokenizer) if config.tokenizer else model
     return open_config(model, trust_remote_code=trusted), open_tokenizer(tokenizer, trust_remote_code=trusted)

@@ -34,8 +34,8 @@ class Receipt(Tabular):
 
     @property
     def summary(self) -> str:
-        gates = self.stated["gates"]
-        return f"{self.stated['verdict'].rstrip('.')}. The policy's gates are {'kept' if gates['passed'] else 'not kept'}."
+        verdict, kept = self.stated["verdict"].rstrip("."), "kept" if self.stated["gates"]["passed"] else "not kept"
+        return f"{verdict}. The policy's gates are {kept}."
 
     @property
     def vouched(self) -> str:
