@@ -14,7 +14,7 @@ from transformers import BloomConfig, DynamicCache, LlamaConfig, MambaConfig, Mi
 from transformers import GenerationConfig as Settings
 
 from mlflow_compress.demo import MODEL_DIR
-from mlflow_compress.errors import StoreError
+from mlflow_compress.errors import StoreError, UnsupportedError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import Generations
 from mlflow_compress.scoring.generation import decoding
@@ -218,6 +218,36 @@ def test_samples_of_a_prompt_share_its_reading_and_nothing_is_read_twice(monkeyp
     assert len({len(row.tokens) for row in rows}) > 3
     assert sum(read) == 9 * 6  # each token of each prompt once
     assert len(read) > 5  # rows entered running batches
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_where_memory_runs_out_half_as_many_go_on_from_what_they_have(
+    on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, every = loaded("llama"), prompts(2, [6, 9, 4, 7, 5])
+    at_once, most = [], [5, 2, 1]
+    forward = CachedBatch._forward
+
+    def forward_or_fail(batch: CachedBatch, ids: torch.Tensor, lengths: list[int], *rest: Any) -> torch.Tensor:
+        at_once.append(len(ids))
+        if max(lengths) > {5: 14, 2: 20, 1: 99}[most[0]]:
+            most.pop(0)
+            words = "CUDA out of memory" if on_gpu else "DefaultCPUAllocator: can't allocate memory"
+            raise (torch.OutOfMemoryError if on_gpu else RuntimeError)(words)
+        return forward(batch, ids, lengths, *rest)
+
+    expected, rows = rows_of(every), rows_of(every)
+    decode_greedily(model, expected, 24)
+    monkeypatch.setattr(CachedBatch, "_forward", forward_or_fail)
+    decode_greedily(model, rows, 24)
+    assert [row.tokens for row in rows] == [row.tokens for row in expected]
+    assert most == [1] and sorted(set(at_once)) == [1, 2, 5]
+    most[:] = [1]
+    monkeypatch.setattr(
+        CachedBatch, "_forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory"))
+    )
+    with pytest.raises(UnsupportedError, match="ran out on one answer of 9 tokens"):
+        decode_greedily(model, rows_of(every), 24)
 
 
 def test_shards_keep_the_rows_of_a_prompt_together() -> None:

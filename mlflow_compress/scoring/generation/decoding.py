@@ -21,6 +21,7 @@ from transformers import DynamicCache, GenerationMixin
 from transformers import GenerationConfig as Settings
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
+from mlflow_compress.errors import UnsupportedError, is_no_memory
 from mlflow_compress.models.identity import IdentifiedModel
 from mlflow_compress.models.length_regimes import BASE, length_regimes
 from mlflow_compress.models.loading import LoadedModel
@@ -58,14 +59,15 @@ class CachedBatch:
         self._layers: list[Any] = []
 
     def regroup(self, fresh: Sequence[GenerationRow]) -> None:
-        """Remove the rows that are done, and add others, each with its first token. Equal prompts are read once."""
+        """Remove the rows that are done, and add others, each with its next token. Equal prompts are read once."""
         kept = [i for i, row in enumerate(self.rows) if not row.done]
         parts = [(self._layers, torch.tensor(kept))] if kept else []
-        # What is cached: everything but a row's last token.
-        length = max([*(self.rows[i].length - 1 for i in kept), *(len(row.prompt) for row in fresh)])
+        # What is cached: everything but a row's last token. A row that goes on has its own text read with its prompt.
+        texts = [(*row.prompt, *row.tokens) for row in fresh]
+        length = max([*(self.rows[i].length - 1 for i in kept), *map(len, texts)])
         if fresh:
-            prompts = list(dict.fromkeys(tuple(row.prompt) for row in fresh))
-            which = torch.tensor([prompts.index(tuple(row.prompt)) for row in fresh])
+            prompts = list(dict.fromkeys(texts))
+            which = torch.tensor([prompts.index(text) for text in texts])
             layers, logits = self._read(prompts)
             parts.append((layers, which))
             self._add(fresh, logits.index_select(0, which.to(logits.device)))
@@ -288,14 +290,37 @@ def _by_prompt(rows: Sequence[GenerationRow], most: int) -> list[list[Generation
 
 
 def _with_cache(loaded: LoadedModel, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending) -> None:
-    """Generate every row of a shard; a row is computed once, and the rows of one prompt share its prompt."""
-    waiting = _by_prompt(rows, config.batch_rows)
-    batch = CachedBatch(loaded, config, ending)
+    """Generate every row of a shard; a row is computed once, and the rows of one prompt share its prompt.
+
+    Where memory runs out, half as many rows go on together, from the texts that they have.
+    """
+    most = config.batch_rows
+    while unfinished := [row for row in rows if not row.done]:
+        try:
+            _in_batches(CachedBatch(loaded, config, ending), _by_prompt(unfinished, most), most)
+        except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
+            if not isinstance(error, torch.OutOfMemoryError) and not is_no_memory(error):
+                raise
+            longest = max(row.length for row in unfinished)
+            if most == 1:
+                raise UnsupportedError(
+                    f"Memory ran out on one answer of {longest} tokens with its prompt",
+                    fix="Allow shorter answers, or use a smaller dtype or another device",
+                ) from error
+        if any(not row.done for row in rows):  # behind the handler, whose error holds what was cached
+            most = max(1, min(most, len(unfinished)) // 2)
+            logger.warning("Memory ran out on answers of up to %d tokens; going on with %d at once", longest, most)
+            if loaded.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+def _in_batches(batch: CachedBatch, waiting: list[list[GenerationRow]], most: int) -> None:
+    """Generate every row; at most so many are in the batch, and the next ones come in where others are done."""
     while waiting or not all(row.done for row in batch.rows):
         n_done = sum(row.done for row in batch.rows)
         if n_done * _LEAVE >= len(batch.rows):
             fresh: list[GenerationRow] = []
-            while waiting and len(batch.rows) - n_done + len(fresh) + len(waiting[0]) <= config.batch_rows:
+            while waiting and len(batch.rows) - n_done + len(fresh) + len(waiting[0]) <= most:
                 fresh += waiting.pop(0)
             batch.regroup(fresh)
         else:
