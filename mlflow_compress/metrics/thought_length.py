@@ -126,6 +126,7 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     models = thinking_models(inputs)
     first, again, variant, groups = models.first, models.again, models.variant, models.groups
     positive = partial(Resampled, jackknife=True, positive=True)
+    share_of = partial(Proportion.of, even=True)
 
     def length(one: DrawnAnswers, other: DrawnAnswers) -> Resampled:
         columns = np.column_stack([other.tokens.ravel(), one.tokens.ravel()])
@@ -149,9 +150,9 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     for kind, (share, base, delta) in KINDS.items():
         a, b = (getattr(one, kind).ravel() for one in (again, variant))
         estimates |= {
-            share: Proportion.of(b, groups),
-            base: Proportion.of(a, groups),
-            delta: PairedDifference.of(a, b, groups),
+            share: share_of(b, groups),
+            base: share_of(a, groups),
+            delta: PairedDifference.of(a, b, groups, even=True),
         }
     hesitant = {
         one: np.column_stack([1000.0 * one.hesitations.ravel(), one.tokens.ravel()]) for one in (first, again, variant)
@@ -166,9 +167,9 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     found = {"baseline": again.found.ravel(), "variant": variant.found.ravel()}
     mine = wrong["variant"]
     estimates |= {
-        FOUND: Proportion.of(found["variant"][mine], groups[mine]),
-        FOUND_BASELINE: Proportion.of(found["baseline"][wrong["baseline"]], groups[wrong["baseline"]]),
-        FOUND_BY_CHANCE: Proportion.of(variant.found_another.ravel()[mine], groups[mine]),
+        FOUND: share_of(found["variant"][mine], groups[mine]),
+        FOUND_BASELINE: share_of(found["baseline"][wrong["baseline"]], groups[wrong["baseline"]]),
+        FOUND_BY_CHANCE: share_of(variant.found_another.ravel()[mine], groups[mine]),
     }
     parts = [column for who in wrong for column in (found[who] & wrong[who], wrong[who])]
     if wrong["baseline"].any() and mine.any():

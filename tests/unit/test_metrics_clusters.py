@@ -49,6 +49,10 @@ def test_design_effect_by_hand() -> None:
     assert found.df == pytest.approx(min(2, 1.2 * 1.04**2 / (0.8**4 + 0.2**4 + 0.6**4)))
     assert intervals.design_effect([0, 0, 0, 0, 0], [0, 0, 1, 1, 2]).effect == 9 / 5  # nothing varies: the groups count
     assert intervals.design_effect([1, 0, 1, 0], [0, 0, 1, 1]).effect == 1.0  # alike by chance adds no items
+    # One event in 7 groups of 2: e is 6/7, and six times -1/7.
+    for even, factor in ((False, 1.2), (True, 3.0)):
+        found = intervals.design_effect([1] + [0] * 13, np.repeat(np.arange(7), 2), even=even)
+        assert found.df == pytest.approx(factor * (6 / 7) ** 2 / ((6 / 7) ** 4 + 6 / 7**4))
 
 
 def test_design_effect_of_drawn_items_is_that_of_all_items() -> None:

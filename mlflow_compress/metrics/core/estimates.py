@@ -38,11 +38,13 @@ class Estimate(Protocol):
         """
 
 
-def _effect(values: Bool | Int, groups: Int | None, *, rare: bool = False) -> intervals.DesignEffect | None:
+def _effect(
+    values: Bool | Int, groups: Int | None, *, rare: bool = False, even: bool = False
+) -> intervals.DesignEffect | None:
     """Return the design effect of items in groups; None where every item is a group of its own."""
     if groups is None or not intervals.are_grouped(groups):
         return None
-    return intervals.design_effect(values, groups, rare=rare)
+    return intervals.design_effect(values, groups, rare=rare, even=even)
 
 
 def _apart(units: stratified.Units | Int | None) -> tuple[Int | None, stratified.Design | None]:
@@ -64,13 +66,18 @@ class Proportion:
     drawn: stratified.WeightedMean | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, hits: Bool, units: stratified.Units | Int | None = None) -> "Proportion":
-        """Return the share of hits among items, of shape (n,), that are in groups, or drawn by a design."""
+    def of(cls, hits: Bool, units: stratified.Units | Int | None = None, *, even: bool = False) -> "Proportion":
+        """Return the share of hits among items, of shape (n,), that are in groups, or drawn by a design.
+
+        `even` says that the groups are of about one size, see `intervals.design_effect`.
+        """
         groups, design = _apart(units)
         if design is not None and len(hits):
             mean = stratified.weighted_mean(hits, design, groups)
             return cls(mean.value * mean.n, mean.n, drawn=mean)
-        return cls(int(hits.sum()), len(hits), effect=_effect(hits, groups, rare=True) if len(hits) else None)
+        return cls(
+            int(hits.sum()), len(hits), effect=_effect(hits, groups, rare=True, even=even) if len(hits) else None
+        )
 
     def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
         """Return ``count/n`` and its interval."""
@@ -98,10 +105,13 @@ class PairedDifference:
     drawn: stratified.WeightedMean | None = None  # Of items that were drawn
 
     @classmethod
-    def of(cls, first: Bool, second: Bool, units: stratified.Units | Int | None = None) -> "PairedDifference":
+    def of(
+        cls, first: Bool, second: Bool, units: stratified.Units | Int | None = None, *, even: bool = False
+    ) -> "PairedDifference":
         """Return the difference of what two models have, both of shape (n,), of items in groups, or drawn by a design.
 
-        Of items that were drawn, the p-value is that of Student's test of the weighted difference.
+        Of items that were drawn, the p-value is that of Student's test of the weighted difference. `even` says that the
+        groups are of about one size, see `intervals.design_effect`.
         """
         gained, lost = second & ~first, first & ~second
         change = gained.astype(np.int64) - lost
@@ -110,7 +120,7 @@ class PairedDifference:
             mean = stratified.weighted_mean(change, design, groups)
             more, fewer = (mean.n * stratified.weighted_mean(part, design).value for part in (gained, lost))
             return cls(more, fewer, mean.n, p=mean.p_value, drawn=mean)
-        effect = _effect(change, groups) if len(change) else None
+        effect = _effect(change, groups, even=even) if len(change) else None
         p = None if effect is None or groups is None else grouped_mcnemar_mid_p(change, groups)
         return cls(int(gained.sum()), int(lost.sum()), len(change), effect=effect, p=p)
 
