@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.errors import UnsupportedError, is_no_memory
 from mlflow_compress.models.placement import sent_to
 from mlflow_compress.scoring.baseline_store import CapturedStates, SentStates, StateStore, StateWriter
 from mlflow_compress.scoring.forward.by_layer import BodyByLayer, sweeps
@@ -198,9 +198,8 @@ class ScoringPass:
         if self._most_tokens is None or unit.n_tokens <= self._most_tokens or not _can_split(unit):
             try:
                 return [body.run(unit, attention)]
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                # On a CPU it is a plain RuntimeError.
-                if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            except RuntimeError as error:  # torch.OutOfMemoryError is one
+                if not is_no_memory(error):
                     raise
                 if not _can_split(unit):
                     raise UnsupportedError(

@@ -446,7 +446,7 @@ def test_a_sweep_that_runs_out_of_memory_goes_on_batch_by_batch(
     assert isinstance(scorer._execution._body, BodyByLayer)  # type: ignore[attr-defined]
 
     def full(*args: Any) -> None:
-        raise torch.OutOfMemoryError("no room")
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(BodyByLayer, "_sweep", full)
     found, _ = scorer.score(requests())

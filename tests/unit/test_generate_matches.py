@@ -242,12 +242,28 @@ def test_where_memory_runs_out_half_as_many_go_on_from_what_they_have(
     decode_greedily(model, rows, 24)
     assert [row.tokens for row in rows] == [row.tokens for row in expected]
     assert most == [1] and sorted(set(at_once)) == [1, 2, 5]
-    most[:] = [1]
-    monkeypatch.setattr(
-        CachedBatch, "_forward", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory"))
-    )
-    with pytest.raises(UnsupportedError, match="ran out on one answer of 9 tokens"):
-        decode_greedily(model, rows_of(every), 24)
+
+
+def test_where_one_answer_does_not_fit_this_is_said_and_models_without_our_cache_go_on_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, every, grow = loaded("llama"), prompts(2, [6, 9, 4, 7, 5]), decoding._grow
+    expected, rows = rows_of(every), rows_of(every)
+    decode_greedily(model, expected, 40)
+    most = 2
+
+    def grow_or_fail(loaded: Any, batch: Sequence[GenerationRow], *rest: Any) -> None:
+        if len(batch) > most and batch[0].tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        grow(loaded, batch, *rest)
+
+    monkeypatch.setattr(decoding, "reason_not_to_cache", lambda _: "a test")
+    monkeypatch.setattr(decoding, "_grow", grow_or_fail)
+    decode_greedily(model, rows, 40)
+    assert [row.tokens for row in rows] == [row.tokens for row in expected]
+    most = 0
+    with pytest.raises(UnsupportedError, match="ran out on one answer of 41 tokens"):
+        decode_greedily(model, rows_of(every), 40)
 
 
 def test_shards_keep_the_rows_of_a_prompt_together() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mlflow_compress.errors import UnsupportedError
+from mlflow_compress.errors import UnsupportedError, is_no_memory
 from mlflow_compress.files import writing
 from mlflow_compress.models import offloading
 from mlflow_compress.models.weight_groups import decoder_layers
@@ -169,8 +169,8 @@ class BodyByLayer(Body):
         try:
             with torch.inference_mode():
                 states = self._sweep(work, attention, last_use)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+        except RuntimeError as error:
+            if not is_no_memory(error):
                 raise
             self.clear()
             if self.forms:

@@ -10,7 +10,7 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any, Protocol
 
@@ -258,7 +258,8 @@ def decode(loaded: LoadedModel, job: GenerationJob) -> None:
             # A last token is not read.
             changing = [row for row in drafts if regime(len(row.prompt) + job.config.max_new_tokens - 1) != BASE]
             if len(changing) < len(drafts):
-                work(loaded, [row for row in drafts if row not in changing], job.config, ending)
+                steady = [row for row in drafts if row not in changing]
+                _as_memory_allows(work, loaded, steady, job.config, ending)
             _in_one_call(loaded, changing, job.config, ending)
             yield number, drafts
 
@@ -289,17 +290,20 @@ def _by_prompt(rows: Sequence[GenerationRow], most: int) -> list[list[Generation
     return [group[start : start + most] for group in groups for start in range(0, len(group), most)]
 
 
-def _with_cache(loaded: LoadedModel, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending) -> None:
-    """Generate every row of a shard; a row is computed once, and the rows of one prompt share its prompt.
-
-    Where memory runs out, half as many rows go on together, from the texts that they have.
-    """
+def _as_memory_allows(
+    work: Callable[[LoadedModel, Sequence[GenerationRow], GenerationConfig, Ending], None],
+    loaded: LoadedModel,
+    rows: Sequence[GenerationRow],
+    config: GenerationConfig,
+    ending: Ending,
+) -> None:
+    """Let `work` generate every row. Where memory runs out, half as many go on together, from the texts they have."""
     most = config.batch_rows
     while unfinished := [row for row in rows if not row.done]:
         try:
-            _in_batches(CachedBatch(loaded, config, ending), _by_prompt(unfinished, most), most)
-        except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-            if not isinstance(error, torch.OutOfMemoryError) and not is_no_memory(error):
+            work(loaded, unfinished, replace(config, batch_rows=most), ending)
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is one
+            if not is_no_memory(error):
                 raise
             longest = max(row.length for row in unfinished)
             if most == 1:
@@ -314,13 +318,15 @@ def _with_cache(loaded: LoadedModel, rows: Sequence[GenerationRow], config: Gene
                 torch.cuda.empty_cache()
 
 
-def _in_batches(batch: CachedBatch, waiting: list[list[GenerationRow]], most: int) -> None:
-    """Generate every row; at most so many are in the batch, and the next ones come in where others are done."""
+def _with_cache(loaded: LoadedModel, rows: Sequence[GenerationRow], config: GenerationConfig, ending: Ending) -> None:
+    """Generate every row of a shard; a row is computed once, and the rows of one prompt share its prompt."""
+    waiting = _by_prompt(rows, config.batch_rows)
+    batch = CachedBatch(loaded, config, ending)
     while waiting or not all(row.done for row in batch.rows):
         n_done = sum(row.done for row in batch.rows)
         if n_done * _LEAVE >= len(batch.rows):
             fresh: list[GenerationRow] = []
-            while waiting and len(batch.rows) - n_done + len(fresh) + len(waiting[0]) <= most:
+            while waiting and len(batch.rows) - n_done + len(fresh) + len(waiting[0]) <= config.batch_rows:
                 fresh += waiting.pop(0)
             batch.regroup(fresh)
         else:
