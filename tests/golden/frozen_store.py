@@ -21,22 +21,20 @@ FROZEN = Path(__file__).with_name("store-1.0.tar.xz")
 EXPECTED = "expected.json"
 RECEIPT = "receipt.zip"
 # Where MLflow's tables hold whole paths
-PATHS = {
-    "runs": "artifact_uri",
-    "experiments": "artifact_location",
-    "model_versions": "source",
-    "logged_models": "artifact_location",
-}
+PATHS = (
+    ("runs", "artifact_uri"),
+    ("experiments", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+    ("logged_models", "artifact_location"),
+)
 
 
 def moved(database: Path, before: str, after: str) -> None:
     """Let a store that was made in one folder be found in another."""
     with closing(sqlite3.connect(database)) as connection, connection:
-        for table, column in PATHS.items():
+        for table, column in PATHS:
             connection.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", [before, after])
-        connection.execute(
-            "UPDATE model_versions SET storage_location = replace(storage_location, ?, ?)", [before, after]
-        )
 
 
 def unpacked(folder: Path) -> dict[str, Any]:

@@ -430,8 +430,8 @@ _NOTES = (
 
 
 _TOO_LONG = (
-    "Answers at their greatest length would need {:,.0f} GB, where a copy may take {:,.0f} GB: allow them fewer tokens "
-    "(task_args: thinking_max_new_tokens), or use engine=vllm, which lets them wait"
+    "Answers at their greatest length would need {:,.0f} GB, where a copy may take {:,.0f} GB: fewer go on "
+    "at once where memory runs out. Allow them fewer tokens (task_args: thinking_max_new_tokens), or use engine=vllm"
 )
 _LAYERS = "Compression is counted as if the model fitted; weights that wait as if all were on the storage"
 
