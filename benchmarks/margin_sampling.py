@@ -59,7 +59,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.stats.flip_model import GUESS, expected_flips, forecast_flips, smallest_kl_to_change
 from mlflow_compress.metrics.stats.intervals import DesignEffect, design_effect, paired_difference, wilson
 from mlflow_compress.metrics.stats.sequential import p_values, verdicts
-from mlflow_compress.metrics.stats.stratified import Design, Reading, Units, lead_strata, weighted_mean
+from mlflow_compress.metrics.stats.stratified import Design, EstimateOf, Units, lead_strata, weighted_mean
 from mlflow_compress.records import MetricResult
 
 Float, Bool = npt.NDArray[np.float64], npt.NDArray[np.bool_]
@@ -179,7 +179,7 @@ def drawn_rows(one: Variant, rows: npt.NDArray[np.int64], size: SampleSize, seed
             return some, now
 
 
-def at_random(one: Variant, wanted: Float, reading: Reading, groups: npt.NDArray[np.int64] | None = None) -> Float:
+def at_random(one: Variant, wanted: Float, reading: EstimateOf, groups: npt.NDArray[np.int64] | None = None) -> Float:
     """Return how many items drawn at random have intervals of flips and accuracy change as wide as is wanted.
 
     Of items in groups, two drawn at random share a group the more often, the more are drawn.
@@ -206,7 +206,7 @@ def at_random(one: Variant, wanted: Float, reading: Reading, groups: npt.NDArray
     return np.array(found)
 
 
-def row(one: Variant, share: float, draws: int, reading: Reading, in_groups: bool) -> tuple[Float, Float]:
+def row(one: Variant, share: float, draws: int, reading: EstimateOf, in_groups: bool) -> tuple[Float, Float]:
     """Return items over those drawn at random, and shares covered in percent: of flips, and of the accuracy change."""
     n, settings = len(one.lead), MetricSettings(reading=reading)
     rng = np.random.default_rng(0)
@@ -353,7 +353,7 @@ def main() -> None:
         if not (one.before != one.after).any():
             print(f"| {one.model} {one.name} | | 0 | nothing flips |", flush=True)
             continue
-        kinds: list[tuple[Reading, bool]] = [("benchmark", False), ("population", False), ("population", True)]
+        kinds: list[tuple[EstimateOf, bool]] = [("benchmark", False), ("population", False), ("population", True)]
         found = [row(one, given.share, given.draws, reading, in_groups) for reading, in_groups in kinds]
         ratios.setdefault((one.bits, one.held_out, one.kl is None), []).extend(ratio for ratio, _ in found[:2])
         grouped.append(found[2][0])

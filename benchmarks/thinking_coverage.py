@@ -142,7 +142,7 @@ def gates(n: int, k: int, loss: float, draws: int, limits_of: float | None = Non
         for one in checks
     ]
     rng, passed, failed, used = np.random.default_rng(12), 0, 0, []
-    given: Any = SimpleNamespace(view=SimpleNamespace(family=np.full(n, thinking.FAMILY)))
+    given: Any = SimpleNamespace(view=SimpleNamespace(family=np.full(n, thinking.THINKING)))
     for _ in range(draws):
         models = drawn(rng, n, k, loss)
         with patch.object(item_checks_module, "thinking_models", lambda _, models=models: models):

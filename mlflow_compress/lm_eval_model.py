@@ -20,7 +20,7 @@ from mlflow_compress.records import OptionScores, Request
 from mlflow_compress.scoring.engine import Scorer
 from mlflow_compress.scoring.generation.generate import generate_until
 
-HARNESS_DEVICE = "cuda:0"
+_HARNESS_DEVICE = "cuda:0"
 
 
 @register_model("mlflow-compress")
@@ -44,7 +44,7 @@ class EngineLM(LM):  # type: ignore[misc]  # the harness has no types
     ) -> None:
         super().__init__()
         # The harness's command passes this device when the user gave none; its own backend then takes what exists, too.
-        place = "auto" if device in (None, HARNESS_DEVICE) else str(device)
+        place = "auto" if device in (None, _HARNESS_DEVICE) else str(device)
         config = LoadConfig(path=pretrained, dtype=dtype, device=place, trust_remote_code=trust_remote_code)
         self.loaded = load_model(config)
         self.scorer = Scorer(self.loaded)

@@ -112,7 +112,7 @@ class CtrlC:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         enter, opened = Transport.__enter__, list[Transport]()
         patch.setattr(Transport, "__enter__", lambda one: opened.append(one) or enter(one))
-        patch.setattr(client, "ENDING_SECONDS", math.inf)
+        patch.setattr(client, "_ENDING_SECONDS", math.inf)
         self._opened, self._lock, self._pressed = opened, threading.Lock(), False
 
     def press(self) -> None:

@@ -20,7 +20,7 @@ from mlflow_compress.commands.compare.run import compare
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.sweep.parameters import SweepConfig
 from mlflow_compress.commands.sweep.plan import combinations
-from mlflow_compress.compression.checkpoint_manifest import VERSION, CheckpointManifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_VERSION, CheckpointManifest
 from mlflow_compress.config import parse
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.errors import DataError, MlflowCompressError
@@ -190,7 +190,7 @@ def readers() -> dict[str, Reader]:
     manifest = {name: _dummy(kind) for name, kind in _HINTS.items()}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.safetensors").write_bytes(_TENSORS)
-        manifest |= {"version": VERSION, "weight_files": stored_weights.hash_weights(Path(folder))[0]}
+        manifest |= {"version": MANIFEST_VERSION, "weight_files": stored_weights.hash_weights(Path(folder))[0]}
     assert set(manifest) - {"version"} == {field.name for field in fields(CheckpointManifest)}
     table = {name: _parquet(getattr(records("baseline", "4"), name).table) for name in ("option_scores", "generations")}
     prices = b"gpt-4: {prompt: 30, completion: 60}\nlocal: {prompt: 0, completion: 0.5}\n"

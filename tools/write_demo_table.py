@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.decide.gates import DELTA, FLIPS, KL
-from mlflow_compress.metrics.kl_tail import CLIPPED, shows_clipped
+from mlflow_compress.metrics.kl_tail import CLIPPED_KL, shows_clipped
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import numbers
 from mlflow_compress.reporting.verdict import answer_by_default
@@ -33,7 +33,7 @@ def pooled(variant: Mapping[str, Any]) -> dict[str, MetricResult]:
 def _row(variant: Mapping[str, Any]) -> list[str]:
     found, ratio = pooled(variant), variant["sizes"]["size_ratio"]
     clipped = shows_clipped(found)
-    kl = numbers.interval_text(found[CLIPPED.name if clipped else KL], numbers.NATS, difference=False)
+    kl = numbers.interval_text(found[CLIPPED_KL.name if clipped else KL], numbers.NATS, difference=False)
     name = variant["tags"]["variant"]
     return [
         f"`{name}`",

@@ -7,7 +7,7 @@ import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from mlflow_compress.compression.servers import COLUMNS, measured_in_vllm, rows
+from mlflow_compress.compression.servers import METHOD_COLUMNS, measured_in_vllm, method_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "methods.md"
@@ -21,7 +21,7 @@ VLLM_BEGIN, VLLM_END = "<!-- vllm: written by tools/write_methods_table.py -->\n
 
 def with_table(text: str) -> str:
     """Return the text of docs/methods.md with the present table between its two marks."""
-    table = _table(COLUMNS, ((f"`{name}`", *rest) for name, *rest in rows()))
+    table = _table(METHOD_COLUMNS, ((f"`{name}`", *rest) for name, *rest in method_rows()))
     return _between(text, BEGIN, table, END)
 
 

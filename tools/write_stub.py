@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 import mlflow_compress
 from mlflow_compress.commands.command import Command, all_commands
 from mlflow_compress.commands.compare.command import load
-from mlflow_compress.commands.in_memory import MODELS
+from mlflow_compress.commands.in_memory import TAKES_MODELS
 from mlflow_compress.config import given_parameters
 from mlflow_compress.config.declarations import Names, path_kind
 
@@ -72,11 +72,11 @@ def parameter_type(name: str, declared: FieldInfo) -> str:
         types = ["int", "str"]
     if types == ["bool"] or "Literal" in types[0]:
         return " | ".join(types)
-    if path_kind(declared) is not None or name in MODELS or name.startswith("output"):
+    if path_kind(declared) is not None or name in TAKES_MODELS or name.startswith("output"):
         types.append("PathLike[str]")
     if any(isinstance(part, BeforeValidator) and part.func is _LIST.func for part in declared.metadata):
         types.append("Sequence[object]")
-    if name in MODELS:
+    if name in TAKES_MODELS:
         types.append("ModelInMemory")
     if name == "tasks":
         types.append("TaskRows")

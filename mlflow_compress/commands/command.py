@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from mlflow_compress import demo
 from mlflow_compress.commands.in_memory import (
-    MODELS,
+    TAKES_MODELS,
     check_questions,
     checked_policy,
     is_loaded_model,
@@ -184,7 +184,7 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
     if is_rows(values.get("tasks")):
         check_questions(values["tasks"])
         values["tasks"] = write_task_files(values["tasks"], _inputs(store))
-    for name in MODELS:
+    for name in TAKES_MODELS:
         if is_loaded_model(values.get(name)):
             values[name] = str(save_loaded_model(name, values[name], _inputs(store)))
             if name == "checkpoint" and "method" not in parameters(cls):  # of one that is compressed and described
@@ -259,7 +259,7 @@ def _refuse_early(config: Parameters, store: StoreLike) -> None:
     from mlflow_compress.models.identity import require_own_tokens, require_tokenizer_files, require_tools_template
 
     values = config.values()
-    folders = {name: Path(str(values[name])) for name in MODELS if values.get(name) is not None}
+    folders = {name: Path(str(values[name])) for name in TAKES_MODELS if values.get(name) is not None}
     for folder in folders.values():
         if (folder / "config.json").is_file() and values.get("tokenizer") is None:
             require_tokenizer_files(folder)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Rows: TypeAlias = Sequence[Mapping[str, object]] | pd.DataFrame
     TaskRows: TypeAlias = Rows | Mapping[str, Rows]
 
-MODELS = ("model", "checkpoint")  # parameters that take a loaded model
-DEFAULT_NAME = "items"  # of a task whose rows are given without a name
+TAKES_MODELS = ("model", "checkpoint")  # parameters that take a loaded model
+_DEFAULT_NAME = "items"  # of a task whose rows are given without a name
 
 
 def is_loaded_model(value: object) -> bool:
@@ -104,7 +104,7 @@ def check_questions(value: Any) -> None:
 
 def _task_lines(value: Any) -> dict[str, list[str]]:
     """Return the rows of every task as JSON, by its name."""
-    tasks = value if isinstance(value, Mapping) else {DEFAULT_NAME: value}
+    tasks = value if isinstance(value, Mapping) else {_DEFAULT_NAME: value}
     by_name = {}
     for name, rows in tasks.items():
         if Path(str(name)).name != str(name):

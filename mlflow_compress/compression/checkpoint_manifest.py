@@ -13,7 +13,7 @@ from mlflow_compress.hashes import sha256_file, sha256_files
 from mlflow_compress.models import stored_weights
 
 MANIFEST_FILE = "compression.json"
-VERSION = 3
+MANIFEST_VERSION = 3
 _READ = {".json", ".jinja", ".model", ".txt", ".py", ".safetensors"}  # suffixes that loaders look for
 
 
@@ -62,7 +62,7 @@ class CheckpointManifest:
 
     def write(self, folder: Path) -> Path:
         path = folder / MANIFEST_FILE
-        text = json.dumps({"version": VERSION, **asdict(self)}, indent=2, sort_keys=True)
+        text = json.dumps({"version": MANIFEST_VERSION, **asdict(self)}, indent=2, sort_keys=True)
         atomic.write(path, f"{text}\n".encode())
         return path
 
@@ -87,7 +87,7 @@ class CheckpointManifest:
         stored = read_json_object(path, error=CheckpointError)
         fix = "Compress the model again, into another folder or after deleting this one"
         found = stored.get("version")
-        stored = upgraded(MANIFEST_FILE, stored, found, VERSION, got=str(path), error=CheckpointError, fix=fix)
+        stored = upgraded(MANIFEST_FILE, stored, found, MANIFEST_VERSION, got=str(path), error=CheckpointError, fix=fix)
         manifest = dataclass_of(stored, path, cls, error=CheckpointError, ignore=("version",))
         if verify:
             manifest._verify(Path(folder), again)

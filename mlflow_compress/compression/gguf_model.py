@@ -57,7 +57,7 @@ def as_llama(model: Any) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    if model.config.model_type in LLAMAS:
+    if model.config.model_type in _LLAMAS:
         return model
     config, state = model.config, model.state_dict()
     biases = "model.layers.0.self_attn.q_proj.bias" in state
@@ -76,7 +76,7 @@ def as_llama(model: Any) -> Any:
     return llama.eval()
 
 
-ARCHITECTURES = {
+_ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
@@ -86,27 +86,27 @@ ARCHITECTURES = {
 }
 """GGUF's architecture names, by model class; in GGUF a Mistral is a Llama, and a Mixtral one with experts."""
 
-LLAMAS = ("llama", "mixtral")
+_LLAMAS = ("llama", "mixtral")
 """`model_type` of what is written as a Llama; others become one first (`as_llama`)."""
 
-EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+EXPERT_TENSORS = (".experts.gate_up_proj", ".experts.down_proj")
 """How the names of transformers' tensors of all experts of a layer end."""
 
-PACKAGE, EXTRA = "llama_cpp", "llama-cpp"
+LLAMA_CPP_PACKAGE, LLAMA_CPP_EXTRA = "llama_cpp", "llama-cpp"
 
-ROPE_FACTORS = "rope_freqs.weight"
+_ROPE_FACTORS = "rope_freqs.weight"
 """A tensor that only the file has: llama.cpp divides the rotary frequencies by it."""
 
-ROUTER = "ffn_gate_inp.weight"
+_ROUTER = "ffn_gate_inp.weight"
 
-ROPE_TYPES = ("default", "llama3")
+_ROPE_TYPES = ("default", "llama3")
 
 MAX_NATIVE_KL = 0.05
 """Largest mean KL, in nats, of llama.cpp's own logits from those of the dequantized values (see `file_logits`)."""
 
 
 CacheType = Literal["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-FLOAT_CACHE = ("f16", "f16")
+_FLOAT_CACHE = ("f16", "f16")
 
 
 class GgufFileConfig(MethodConfig):
@@ -119,7 +119,7 @@ class GgufFileConfig(MethodConfig):
 
     @model_validator(mode="after")
     def _require_native(self) -> Self:
-        if not self.native and self.cache_types != FLOAT_CACHE:
+        if not self.native and self.cache_types != _FLOAT_CACHE:
             raise ConfigError(
                 "Only llama.cpp keeps a cache of these types",
                 allowed="type_k and type_v f16, or native=true",
@@ -135,7 +135,7 @@ class GgufFileConfig(MethodConfig):
     @property
     def native_label(self) -> str:
         """The end of a label: ``-native``, or ``-native-kq8_0-vq4_0`` where the cache is quantized."""
-        types = "" if self.cache_types == FLOAT_CACHE else f"-k{self.type_k}-v{self.type_v}"
+        types = "" if self.cache_types == _FLOAT_CACHE else f"-k{self.type_k}-v{self.type_v}"
         return f"-native{types}" if self.native else ""
 
 
@@ -174,10 +174,10 @@ class ForTensors(Method[G]):
 
 def _require_known_architecture(source: SourceModel, block: int) -> None:
     """Raise `UnsupportedError` for unknown architectures, scaled positions, and rows that are not complete blocks."""
-    if source.architecture not in ARCHITECTURES:
+    if source.architecture not in _ARCHITECTURES:
         raise UnsupportedError(
             "The names of this architecture's tensors in GGUF are not known here",
-            allowed=sorted(ARCHITECTURES),
+            allowed=sorted(_ARCHITECTURES),
             got=source.architecture,
         )
     for name, (_, in_features) in source.matrices.items():
@@ -190,10 +190,10 @@ def _require_known_architecture(source: SourceModel, block: int) -> None:
     require_whole_context(source)
     _require_llama_cpps_mixture(source)
     rope = (getattr(source.configuration(), "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in ROPE_TYPES:
+    if rope not in _ROPE_TYPES:
         raise UnsupportedError(
             "GGUF files of models whose positions are scaled in this way are not written here",
-            allowed=ROPE_TYPES,
+            allowed=_ROPE_TYPES,
             got=rope,
         )
 
@@ -201,7 +201,7 @@ def _require_known_architecture(source: SourceModel, block: int) -> None:
 def _require_llama_cpps_mixture(source: SourceModel) -> None:
     """Raise `UnsupportedError` for a Qwen3 mixture that llama.cpp would compute as another function."""
     config = source.configuration()
-    if ARCHITECTURES[source.architecture] != "qwen3moe":
+    if _ARCHITECTURES[source.architecture] != "qwen3moe":
         return
     if not config.norm_topk_prob:
         raise UnsupportedError(
@@ -221,7 +221,7 @@ def _require_llama_cpps_mixture(source: SourceModel) -> None:
 def load_llama_like(source: SourceModel, device: str) -> Any:
     """Load the base in float32 for evaluation, as the architecture that it is in GGUF."""
     model = source.load(device)
-    return as_llama(model) if ARCHITECTURES[source.architecture] == "llama" else model
+    return as_llama(model) if _ARCHITECTURES[source.architecture] == "llama" else model
 
 
 def plain_kind(dtype: str) -> Callable[[Any], Any]:
@@ -254,14 +254,14 @@ def deinterleave_heads(weight: np.ndarray[Any, Any], heads: int) -> np.ndarray[A
 def _interleaved_heads(name: str, config: Any) -> int | None:
     """Return the number of heads of a parameter whose rows GGUF interleaves; None for all others."""
     module = name.rpartition(".")[0]
-    if config.model_type not in LLAMAS or not module.endswith(("q_proj", "k_proj")):
+    if config.model_type not in _LLAMAS or not module.endswith(("q_proj", "k_proj")):
         return None
     return int(config.num_attention_heads if module.endswith("q_proj") else config.num_key_value_heads)
 
 
 def gguf_name(name: str, config: Any) -> str:
     """Return GGUF's name of a parameter of a model with this configuration (see `load_llama_like`)."""
-    architecture = "llama" if config.model_type in LLAMAS else config.model_type.replace("_", "")
+    architecture = "llama" if config.model_type in _LLAMAS else config.model_type.replace("_", "")
     return gguf_file.to_gguf_name(name, architecture=architecture, n_layers=config.num_hidden_layers)
 
 
@@ -272,11 +272,11 @@ def _stored_parts(name: str, parameter: "torch.Tensor", config: Any) -> "Iterato
     transformers, which keeps gate and up one after the other. Anything else is one tensor.
     """
     layer = name.rpartition(".")[0]
-    if name.endswith(EXPERTS[0]):
+    if name.endswith(EXPERT_TENSORS[0]):
         for matrix, part in zip(("gate_proj", "up_proj"), parameter.data.chunk(2, dim=1), strict=True):
             yield gguf_name(f"{layer}.{matrix}.weight", config), part
     else:
-        yield gguf_name(f"{name}.weight" if name.endswith(EXPERTS[1]) else name, config), parameter.data
+        yield gguf_name(f"{name}.weight" if name.endswith(EXPERT_TENSORS[1]) else name, config), parameter.data
 
 
 def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tuple[Any, Any]]:
@@ -292,7 +292,7 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
         heads = _interleaved_heads(name, model.config)
         for stored, part in _stored_parts(name, parameter, model.config):
             # llama.cpp's own converter keeps routers in float32.
-            kind = gguf.GGMLQuantizationType.F32 if stored.endswith(ROUTER) else kind_of(name, parameter)
+            kind = gguf.GGMLQuantizationType.F32 if stored.endswith(_ROUTER) else kind_of(name, parameter)
             data = gguf.quants.quantize(part.float().cpu().numpy(), kind)
             tensors[stored] = (data if heads is None else interleave_heads(data, heads), kind)
     # The divisors of the rotary frequencies, shape (head_dim / 2,); 1 without scaling.
@@ -301,7 +301,7 @@ def tensors_of(model: Any, kind_of: Callable[[str, Any], Any]) -> dict[str, tupl
     plain = model.config.rope_parameters["rope_theta"] ** -exponents
     factors = (plain / rotary.double()).float().numpy()
     if not np.allclose(factors, 1.0):
-        tensors[ROPE_FACTORS] = (factors, gguf.GGMLQuantizationType.F32)
+        tensors[_ROPE_FACTORS] = (factors, gguf.GGMLQuantizationType.F32)
     return tensors
 
 
@@ -324,8 +324,10 @@ def file_logits(job: CompressionJob[GgufFileConfig], model: Any, path: Path) -> 
 
     native = job.probe.logits(open_native(job.folder))
     # A quantized cache moves the logits by itself, so the file is compared without it.
-    quantized = job.config.cache_types != FLOAT_CACHE
-    kl = compare_logits(logits, job.probe.logits(open_native(job.folder, FLOAT_CACHE)) if quantized else native).kl_mean
+    quantized = job.config.cache_types != _FLOAT_CACHE
+    kl = compare_logits(
+        logits, job.probe.logits(open_native(job.folder, _FLOAT_CACHE)) if quantized else native
+    ).kl_mean
     if kl > MAX_NATIVE_KL:
         raise ReloadMismatchError(
             "llama.cpp's logits differ too much from those of the dequantized file",
@@ -340,7 +342,7 @@ def _save_configuration(job: CompressionJob[GgufFileConfig], model: Any) -> None
     model.config.dtype = job.source.torch_dtype
     if job.config.native:
         setattr(model.config, GGUF_NATIVE, True)
-        if job.config.cache_types != FLOAT_CACHE:
+        if job.config.cache_types != _FLOAT_CACHE:
             setattr(model.config, GGUF_NATIVE_CACHE, list(job.config.cache_types))
     model.config.save_pretrained(job.folder)
     model.generation_config.save_pretrained(job.folder)
@@ -356,13 +358,13 @@ def save(
 ) -> None:
     """Write the GGUF file, the configuration and the tokenizer."""
     _save_configuration(job, model)
-    name, tokenizer = ARCHITECTURES[job.source.architecture], job.source.tokenizer()
+    name, tokenizer = _ARCHITECTURES[job.source.architecture], job.source.tokenizer()
     gguf_file.write_gguf(path, model.config, name, file_type, tensors, tokenizer)
 
 
 def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> Logits:
     """Copy another tool's GGUF file, write the base's configuration and tokenizer, and return the file's logits."""
-    model, path = load_llama_like(job.source, job.device), job.folder / gguf_file.FILE
+    model, path = load_llama_like(job.source, job.device), job.folder / gguf_file.GGUF_FILE
     shutil.copyfile(file, path)
     _save_configuration(job, model)
     return file_logits(job, model, path)
@@ -371,10 +373,10 @@ def adopt(job: CompressionJob[GgufFileConfig], file: Path) -> Logits:
 def require_version(source: SourceModel, file: Path) -> None:
     """Raise `UnsupportedError` where a file is not a version of the base: other architecture, tensors or shapes."""
     _require_known_architecture(source, block=1)
-    kind, wanted = gguf_file.architecture(file), ARCHITECTURES[source.architecture]
+    kind, wanted = gguf_file.architecture(file), _ARCHITECTURES[source.architecture]
     if kind != wanted:
         raise UnsupportedError("The GGUF file is of another architecture than the base", allowed=wanted, got=kind)
-    in_file = {name: t.shape for name, t in stored_weights.read_headers(file).items() if name != ROPE_FACTORS}
+    in_file = {name: t.shape for name, t in stored_weights.read_headers(file).items() if name != _ROPE_FACTORS}
     in_base = {
         name: t.shape for name, t in stored_weights.read_headers(source.folder).items() if not name.endswith("inv_freq")
     }
@@ -396,7 +398,7 @@ def write_plain(source: SourceModel, path: Path) -> None:
     import gguf
 
     _require_known_architecture(source, block=1)
-    model, name = load_llama_like(source, "cpu"), ARCHITECTURES[source.architecture]
+    model, name = load_llama_like(source, "cpu"), _ARCHITECTURES[source.architecture]
     plain = plain_kind(source.dtype)
     tensors = tensors_of(model, lambda _, parameter: plain(parameter))
     kind = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}[source.dtype]

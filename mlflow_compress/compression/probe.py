@@ -12,11 +12,11 @@ from mlflow_compress.models.source_model import SourceModel
 if TYPE_CHECKING:
     import torch
 
-SEQUENCES, LENGTH, STRIDE = 4, 48, 6
-PROBE_FILE = Path("probe") / "logits.safetensors"
+_SEQUENCES, _LENGTH, _STRIDE = 4, 48, 6
+_PROBE_FILE = Path("probe") / "logits.safetensors"
 """In a subfolder, because some loaders read every ``*.safetensors`` file of a checkpoint."""
 
-MAX_RELATIVE_DIFF = 1e-3
+_MAX_RELATIVE_DIFF = 1e-3
 MAX_KL = 1e-6
 """Tolerances of the reload check, on float32 logits computed on the same machine and device.
 
@@ -44,12 +44,12 @@ class Probe:
     @classmethod
     def for_model(cls, source: SourceModel) -> "Probe":
         """Return the probe of a model: token ids drawn uniformly from its vocabulary, with a fixed seed."""
-        length = min(LENGTH, source.max_length)
-        return cls(np.random.default_rng(0).integers(0, source.vocabulary, size=(SEQUENCES, length), dtype=np.int64))
+        length = min(_LENGTH, source.max_length)
+        return cls(np.random.default_rng(0).integers(0, source.vocabulary, size=(_SEQUENCES, length), dtype=np.int64))
 
     @property
     def n_positions(self) -> int:
-        return int(self.ids[:, STRIDE - 1 :: STRIDE].size)
+        return int(self.ids[:, _STRIDE - 1 :: _STRIDE].size)
 
     def logits(self, model: Any) -> "torch.Tensor":
         """Return the model's logits at every sixth position, float32 on the CPU.
@@ -60,7 +60,7 @@ class Probe:
 
         ids = torch.from_numpy(self.ids).to(model.device)
         with torch.inference_mode():
-            rows = [model(input_ids=row[None], use_cache=False).logits[0, STRIDE - 1 :: STRIDE] for row in ids]
+            rows = [model(input_ids=row[None], use_cache=False).logits[0, _STRIDE - 1 :: _STRIDE] for row in ids]
         logits = torch.cat(rows).float().cpu().clone()
         if not torch.isfinite(logits).all():
             raise CheckpointError("The compressed model gives logits that are not finite", got="inf or nan")
@@ -75,7 +75,7 @@ def write_probe(folder: Path, probe: Probe, logits: "torch.Tensor", *, rounded: 
     import torch
     from safetensors.torch import save_file
 
-    path = folder / PROBE_FILE
+    path = folder / _PROBE_FILE
     path.parent.mkdir(exist_ok=True)
     tensors = {"input_ids": torch.from_numpy(probe.ids), "logits": logits.contiguous()}
     save_file({**tensors, "rounded": torch.tensor(rounded)}, path)
@@ -87,7 +87,7 @@ def read_probe(folder: Path) -> "tuple[Probe, torch.Tensor, bool]":
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = folder / PROBE_FILE
+    path = folder / _PROBE_FILE
     try:
         stored = load_file(path)
         return Probe(stored["input_ids"].numpy()), stored["logits"], bool(stored["rounded"])
@@ -110,7 +110,7 @@ class ReloadReport:
     def agrees(self) -> bool:
         if self.rounded:
             return self.kl_mean <= MAX_MEAN_KL_ROUNDED
-        return self.max_abs_diff <= MAX_RELATIVE_DIFF * self.logit_rms and self.kl_max <= MAX_KL
+        return self.max_abs_diff <= _MAX_RELATIVE_DIFF * self.logit_rms and self.kl_max <= MAX_KL
 
     def require_agreement(self) -> None:
         if not self.agrees:
@@ -118,7 +118,7 @@ class ReloadReport:
                 "The saved checkpoint does not compute what the compressed model in memory computed",
                 allowed=f"a mean KL up to {MAX_MEAN_KL_ROUNDED:g} nats"
                 if self.rounded
-                else f"logits within {MAX_RELATIVE_DIFF * self.logit_rms:.2g}, KL up to {MAX_KL:.0e} nats",
+                else f"logits within {_MAX_RELATIVE_DIFF * self.logit_rms:.2g}, KL up to {MAX_KL:.0e} nats",
                 got=f"largest difference {self.max_abs_diff:.3g}, "
                 f"KL {self.kl_mean:.3g} nats on average, {self.kl_max:.3g} at most",
             )

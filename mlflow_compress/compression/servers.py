@@ -18,18 +18,18 @@ from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.checkpoint_config import QUANTIZED_CACHE
 from mlflow_compress.models.source_model import SourceModel
 
-FP8_CACHE = "compressed-tensors (dense, kv_cache_scheme)"
-PACKED = "compressed-tensors (pack-quantized)"
+_FP8_CACHE = "compressed-tensors (dense, kv_cache_scheme)"
+_PACKED = "compressed-tensors (pack-quantized)"
 # Its loader has a scheme for these; kernels are on GPUs alone (benchmarks/vllm_formats.py).
-NOT_ON_CPUS = tuple(
+_NOT_ON_CPUS = tuple(
     f"compressed-tensors ({name})" for name in ("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized")
 )
 FORMATS = (
-    PACKED,
+    _PACKED,
     "compressed-tensors (float-quantized)",
     "compressed-tensors (int-quantized)",
-    *NOT_ON_CPUS,
-    FP8_CACHE,
+    *_NOT_ON_CPUS,
+    _FP8_CACHE,
     "safetensors",
     "safetensors (dense)",
 )
@@ -74,11 +74,11 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
         return
     if written not in FORMATS:
         raise UnsupportedError(f"vLLM does not read the format of {label}", allowed=FORMATS, got=written, fix=fix)
-    if target == "vllm-cpu" and (written in NOT_ON_CPUS or _rounds_to_fp8(method.name, settings)):
+    if target == "vllm-cpu" and (written in _NOT_ON_CPUS or _rounds_to_fp8(method.name, settings)):
         raise UnsupportedError(f"vLLM's CPU build has no kernel for {label}", got=written, fix=fix)
-    if target == "vllm-cpu" and written == FP8_CACHE:
+    if target == "vllm-cpu" and written == _FP8_CACHE:
         raise UnsupportedError(f"vLLM's CPU build was not tried with {label}", got=written, fix=fix)
-    if written != PACKED:
+    if written != _PACKED:
         return
     for bits, group, layers in method.packed(settings, {} if source is None else source.linear):
         reasons = [_reason_of_cpu(bits, group, layers)]
@@ -94,7 +94,7 @@ def _needs_our_loader(method: Method[Any], settings: Any, source: SourceModel) -
         return False
     renamed, written = source.architecture == "MixtralForCausalLM", method.format_of(settings)
     if written.startswith("compressed-tensors"):
-        return renamed or written != PACKED or not getattr(settings, "symmetric", False)
+        return renamed or written != _PACKED or not getattr(settings, "symmetric", False)
     return renamed and written.startswith("gguf")
 
 
@@ -133,12 +133,12 @@ def _shapes(where: str, layers: Mapping[str, tuple[int, int]], of_outputs: int, 
     return None
 
 
-COLUMNS = ("method", "bits", "needs", "extra", "format", "runs in", "what it does")
+METHOD_COLUMNS = ("method", "bits", "needs", "extra", "format", "runs in", "what it does")
 _UNKNOWN = "Unknown quantization method"  # in vLLM's own reason
 
 
-def rows() -> list[tuple[str, ...]]:
-    """Return one row per method with the columns of `COLUMNS`, sorted by name."""
+def method_rows() -> list[tuple[str, ...]]:
+    """Return one row per method with the columns of `METHOD_COLUMNS`, sorted by name."""
     return [
         (
             method.name,

@@ -30,14 +30,14 @@ SEED = 42
 """The seed that nobody has chosen. Another one is said in the verdict: whoever tries many finds one that passes."""
 
 
-MODEL_ARGS = Together("model_args", "further settings of the baseline: name=value,name=value")
-CALIBRATION_ARGS = Together("calibration_args", "how much text calibrates: name=value,name=value")
-TASK_ARGS = Together("task_args", "further settings of tasks: name=value,name=value")
-ANSWER_ARGS = Together("answer_args", "further settings of the answers that are compared: name=value,name=value")
-JUDGE_ARGS = Together("judge_args", "how judges are asked, and what that may cost: name=value,name=value")
-ENGINE_ARGS = Together("engine_args", "further settings of engine=ray and engine=vllm: name=value,name=value")
-ENDPOINT_ARGS = Together("endpoint_args", "how served models are asked: name=value,name=value")
-SPEED_ARGS = Together("speed_args", "what is generated to measure speed: name=value,name=value")
+_MODEL_ARGS = Together("model_args", "further settings of the baseline: name=value,name=value")
+_CALIBRATION_ARGS = Together("calibration_args", "how much text calibrates: name=value,name=value")
+_TASK_ARGS = Together("task_args", "further settings of tasks: name=value,name=value")
+_ANSWER_ARGS = Together("answer_args", "further settings of the answers that are compared: name=value,name=value")
+_JUDGE_ARGS = Together("judge_args", "how judges are asked, and what that may cost: name=value,name=value")
+_ENGINE_ARGS = Together("engine_args", "further settings of engine=ray and engine=vllm: name=value,name=value")
+_ENDPOINT_ARGS = Together("endpoint_args", "how served models are asked: name=value,name=value")
+_SPEED_ARGS = Together("speed_args", "what is generated to measure speed: name=value,name=value")
 
 
 class SourceConfig(Group):
@@ -50,7 +50,7 @@ class SourceConfig(Group):
         path="folder",
     )
     other_baseline: bool = option(
-        False, "compare a checkpoint with a baseline that it was not made from (off: refused)", within=MODEL_ARGS
+        False, "compare a checkpoint with a baseline that it was not made from (off: refused)", within=_MODEL_ARGS
     )
     device: Device = option(
         "auto", "where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk"
@@ -62,7 +62,7 @@ class SourceConfig(Group):
         None,
         "device=balanced: folder for weights on the disk; none: that of temporary files",
         path="folder",
-        within=MODEL_ARGS,
+        within=_MODEL_ARGS,
     )
     seed: int = option(
         SEED,
@@ -70,7 +70,7 @@ class SourceConfig(Group):
         ge=0,
     )
     trust_remote_code: bool = option(
-        False, "run code that a checkpoint brings along (off: such models are refused)", within=MODEL_ARGS
+        False, "run code that a checkpoint brings along (off: such models are refused)", within=_MODEL_ARGS
     )
     data_dir: OptionalText = option(None, "folder of data sets in hub layout, looked in before the hub", path="folder")
 
@@ -87,9 +87,9 @@ class CompressionConfig(Group):
         path="file",
     )
     calibration_samples: AutoOrCount = option(
-        "auto", "calibration samples; 'auto' takes the method's default", within=CALIBRATION_ARGS
+        "auto", "calibration samples; 'auto' takes the method's default", within=_CALIBRATION_ARGS
     )
-    calibration_length: int = option(256, "tokens per calibration sample", ge=8, within=CALIBRATION_ARGS)
+    calibration_length: int = option(256, "tokens per calibration sample", ge=8, within=_CALIBRATION_ARGS)
     method_args: Pairs = option({}, "the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4)")
     checkpoint: OptionalText = option(
         None,
@@ -118,48 +118,48 @@ class EvaluationConfig(Group):
     shuffle_fewshot: bool = option(
         False,
         "shuffle the answers of the few-shot examples too (off: they stay, as in the published metric)",
-        within=TASK_ARGS,
+        within=_TASK_ARGS,
     )
     all_orders: int = option(
         0,
         "items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off",
         ge=0,
-        within=TASK_ARGS,
+        within=_TASK_ARGS,
     )
     prompt_style: Names = option(
         "auto", "prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F"
     )
     limit: int = option(0, "items per category and task after a seeded shuffle; 0 takes all", ge=0)
     apply_chat_template: bool = option(
-        False, "show lettered tasks and those of lm-evaluation-harness in the model's chat template", within=TASK_ARGS
+        False, "show lettered tasks and those of lm-evaluation-harness in the model's chat template", within=_TASK_ARGS
     )
     fewshot_as_multiturn: bool = option(
         True,
         "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)",
-        within=TASK_ARGS,
+        within=_TASK_ARGS,
     )
     enable_thinking: bool = option(
         True,
         "tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once",
-        within=TASK_ARGS,
+        within=_TASK_ARGS,
     )
     thinking_samples: int = option(
         8,
         "tasks of thinking: answers per question that each model draws, at the baseline's own temperature",
         ge=2,
-        within=TASK_ARGS,
+        within=_TASK_ARGS,
     )
     thinking_max_new_tokens: AutoOrCount = option(
         "auto",
         "tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems, 8192 "
         "for your own",
-        within=TASK_ARGS,
+        within=_TASK_ARGS,
     )
     noise_items: int = option(
         200,
         "items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes all",
         ge=0,
-        within=TASK_ARGS,
+        within=_TASK_ARGS,
     )
 
 
@@ -230,17 +230,17 @@ class TracesConfig(Group):
         "tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the "
         "demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated",
         path="file",
-        within=TASK_ARGS,
+        within=_TASK_ARGS,
     )
-    trace_prompts: int = option(100, "tasks=traces: prompts, drawn with the seed; 0 takes all", ge=0, within=TASK_ARGS)
-    trace_samples: int = option(1, "tasks=traces: sampled answers per prompt", ge=1, within=TASK_ARGS)
+    trace_prompts: int = option(100, "tasks=traces: prompts, drawn with the seed; 0 takes all", ge=0, within=_TASK_ARGS)
+    trace_samples: int = option(1, "tasks=traces: sampled answers per prompt", ge=1, within=_TASK_ARGS)
     trace_max_new_tokens: AutoOrCount = option(
         "auto",
         "tasks=traces: longest answer in tokens; 'auto' is 512, or a quarter of a shorter context",
-        within=TASK_ARGS,
+        within=_TASK_ARGS,
     )
     trace_temperature: float = option(
-        1.0, "tasks=traces: temperature; 1 samples the model's unmodified distribution", gt=0, within=TASK_ARGS
+        1.0, "tasks=traces: temperature; 1 samples the model's unmodified distribution", gt=0, within=_TASK_ARGS
     )
 
 
@@ -280,19 +280,19 @@ class EngineConfig(Group):
     workers: AutoOrCount = option(
         "auto",
         "workers of engine=ray, each with a copy of the model; 'auto' is one per GPU, or as many as cores allow",
-        within=ENGINE_ARGS,
+        within=_ENGINE_ARGS,
     )
-    cpus_per_worker: int = option(1, "cores of a worker, and on CPUs its threads", ge=1, within=ENGINE_ARGS)
+    cpus_per_worker: int = option(1, "cores of a worker, and on CPUs its threads", ge=1, within=_ENGINE_ARGS)
     ray_address: OptionalText = option(
         None,
         "running Ray cluster: 'auto' (found on this machine) or host:port; none: one is started on this machine",
-        within=ENGINE_ARGS,
+        within=_ENGINE_ARGS,
     )
     vllm_python: OptionalText = option(
         None,
         "engine=vllm and speed: file of the Python that has vLLM; none: that of MLFLOW_COMPRESS_VLLM_PYTHON",
         path="program",
-        within=ENGINE_ARGS,
+        within=_ENGINE_ARGS,
     )
     vllm_args: Pairs = option({}, "engine=vllm: further arguments of vLLM: tensor_parallel_size=2,block_size=32")
 
@@ -308,36 +308,36 @@ class AnswerConfig(Group):
         path="file",
     )
     instruction_limit: int = option(
-        0, "instructions per category after a seeded shuffle; 0 takes all", ge=0, within=ANSWER_ARGS
+        0, "instructions per category after a seeded shuffle; 0 takes all", ge=0, within=_ANSWER_ARGS
     )
     show_logged: bool = option(
-        False, "show answers to logged conversations, and their questions, in reports and pages", within=ANSWER_ARGS
+        False, "show answers to logged conversations, and their questions, in reports and pages", within=_ANSWER_ARGS
     )
-    num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2, within=ANSWER_ARGS)
-    max_new_tokens: int = option(128, "tokens per sampled answer", ge=1, within=ANSWER_ARGS)
+    num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2, within=_ANSWER_ARGS)
+    max_new_tokens: int = option(128, "tokens per sampled answer", ge=1, within=_ANSWER_ARGS)
     encoder: str = option(
         "embedded",
         "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there",
         path="folder",
-        within=ANSWER_ARGS,
+        within=_ANSWER_ARGS,
     )
     encoder_base_url: OptionalText = option(
         None,
         "OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine",
-        within=ANSWER_ARGS,
+        within=_ANSWER_ARGS,
     )
     bertscore_model: OptionalText = option(
         None,
         "model of BERTScore: 'embedded', a folder or a hub id such as roberta-large; none: no BERTScore",
         path="folder",
-        within=ANSWER_ARGS,
+        within=_ANSWER_ARGS,
     )
     judges: Names = option("all", "judges of the answers, comma-separated; 'all' is every installed one but pairwise")
     judge_max_tokens: AutoOrCount = option(
         "auto",
         "tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of a "
         "shorter context",
-        within=ANSWER_ARGS,
+        within=_ANSWER_ARGS,
     )
 
 
@@ -348,52 +348,54 @@ class JudgeModelConfig(Group):
         "gpt-4", "models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one"
     )
     judge_base_url: str = option(
-        "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default", within=JUDGE_ARGS
+        "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default", within=_JUDGE_ARGS
     )
     judge_repeats: int = option(
-        1, "times each answer is graded; 2 or more also measure the judge's own noise", ge=1, within=JUDGE_ARGS
+        1, "times each answer is graded; 2 or more also measure the judge's own noise", ge=1, within=_JUDGE_ARGS
     )
     judge_attempts: int = option(
         3,
         "replies per judgment until one can be read; replies are kept, so a larger number goes on from there",
         ge=1,
-        within=JUDGE_ARGS,
+        within=_JUDGE_ARGS,
     )
     judge_max_unscored: float = option(
         0.05,
         "largest share of judgments without a rating; above it the stage fails, and all replies stay on disk",
         ge=0,
-        within=JUDGE_ARGS,
+        within=_JUDGE_ARGS,
     )
-    judge_concurrency: int = option(16, "calls to the judge at the same time", ge=1, within=JUDGE_ARGS)
-    judge_timeout: float = option(120.0, "seconds for one call to the judge", gt=0, within=JUDGE_ARGS)
+    judge_concurrency: int = option(16, "calls to the judge at the same time", ge=1, within=_JUDGE_ARGS)
+    judge_timeout: float = option(120.0, "seconds for one call to the judge", gt=0, within=_JUDGE_ARGS)
     judge_max_retries: int = option(
-        5, "retries of a call after a failure that may be temporary", ge=0, within=JUDGE_ARGS
+        5, "retries of a call after a failure that may be temporary", ge=0, within=_JUDGE_ARGS
     )
-    judge_requests_per_minute: int = option(0, "calls to the judge in a minute; 0 is no limit", ge=0, within=JUDGE_ARGS)
+    judge_requests_per_minute: int = option(
+        0, "calls to the judge in a minute; 0 is no limit", ge=0, within=_JUDGE_ARGS
+    )
     judge_tokens_per_minute: int = option(
-        0, "tokens of prompts and longest replies in a minute; 0 is no limit", ge=0, within=JUDGE_ARGS
+        0, "tokens of prompts and longest replies in a minute; 0 is no limit", ge=0, within=_JUDGE_ARGS
     )
     judge_prices: OptionalText = option(
         None,
         "YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost",
         path="file",
-        within=JUDGE_ARGS,
+        within=_JUDGE_ARGS,
     )
     judge_max_cost: float = option(
         0.0,
         "most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit",
         ge=0,
-        within=JUDGE_ARGS,
+        within=_JUDGE_ARGS,
     )
     judge_traces: bool = option(
-        True, "show each judged answer in MLflow as a trace, with an assessment per judgment", within=JUDGE_ARGS
+        True, "show each judged answer in MLflow as a trace, with an assessment per judgment", within=_JUDGE_ARGS
     )
     judge_prompts: OptionalText = option(
         None,
         "FastChat's file judge_prompts.jsonl, for judges=pairwise; none: our own pair prompts",
         path="file",
-        within=JUDGE_ARGS,
+        within=_JUDGE_ARGS,
     )
 
 
@@ -401,24 +403,24 @@ class TimingConfig(Group):
     """What is generated to measure speed."""
 
     speed_prompt_tokens: AutoOrCount = option(
-        "auto", "tokens of each prompt that is read; 'auto' is 256, or half of a shorter context", within=SPEED_ARGS
+        "auto", "tokens of each prompt that is read; 'auto' is 256, or half of a shorter context", within=_SPEED_ARGS
     )
     speed_new_tokens: Annotated[int, Field(ge=2)] | Literal["auto"] = option(
         "auto",
         "tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context",
-        within=SPEED_ARGS,
+        within=_SPEED_ARGS,
     )
     speed_repeats: int = option(
         5,
         "rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many "
         "follow while the interval of a ratio is wider than 10 %",
         ge=2,
-        within=SPEED_ARGS,
+        within=_SPEED_ARGS,
     )
     speed_threads: AutoOrCount = option(
         "auto",
         "threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use",
-        within=SPEED_ARGS,
+        within=_SPEED_ARGS,
     )
 
 
@@ -430,28 +432,28 @@ class ServedConfig(Group):
     """Models that a server computes (checkpoint=endpoint:URL, model=endpoint:URL), and how it is called."""
 
     served_model: OptionalText = option(
-        None, "with checkpoint=endpoint:http://host:port/v1: the model's name at that server", within=ENDPOINT_ARGS
+        None, "with checkpoint=endpoint:http://host:port/v1: the model's name at that server", within=_ENDPOINT_ARGS
     )
     baseline_served_model: OptionalText = option(
-        None, "with model=endpoint:URL: the baseline's name at that server", within=ENDPOINT_ARGS
+        None, "with model=endpoint:URL: the baseline's name at that server", within=_ENDPOINT_ARGS
     )
     tokenizer: OptionalText = option(
         None,
         "tokenizer of served models: a folder or a hub id; none: the baseline's",
         path="folder",
-        within=ENDPOINT_ARGS,
+        within=_ENDPOINT_ARGS,
     )
     endpoint_chat: Literal["auto", "true", "false"] = option(
         "auto",
         "send conversations as chat completions; 'auto' does where the server's chat template reads as the baseline's",
-        within=ENDPOINT_ARGS,
+        within=_ENDPOINT_ARGS,
     )
     endpoint_concurrency: int = option(
-        16, "requests to a server of models at the same time", ge=1, within=ENDPOINT_ARGS
+        16, "requests to a server of models at the same time", ge=1, within=_ENDPOINT_ARGS
     )
-    endpoint_timeout: float = option(120.0, "seconds for one such request", gt=0, within=ENDPOINT_ARGS)
+    endpoint_timeout: float = option(120.0, "seconds for one such request", gt=0, within=_ENDPOINT_ARGS)
     endpoint_max_retries: int = option(
-        5, "retries of such a request after a failure that may be temporary", ge=0, within=ENDPOINT_ARGS
+        5, "retries of such a request after a failure that may be temporary", ge=0, within=_ENDPOINT_ARGS
     )
 
 

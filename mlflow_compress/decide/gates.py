@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mlflow_compress.metrics.core.metric_registry import all_keys, key
-from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED_KL
 from mlflow_compress.metrics.perplexity import GATED_DOCUMENTS, GATED_TOP_PCT
 from mlflow_compress.metrics.stats.intervals import z_value
 from mlflow_compress.metrics.stats.sample_size import (
@@ -22,7 +22,7 @@ RATIO = "size/ratio"
 CACHE = "size/cache_bytes_per_token"
 CACHE_RATIO = "size/cache_ratio"
 KL = "distance/kl_mean"
-KL_REVERSE = "distance/kl_reverse_mean"
+_KL_REVERSE = "distance/kl_reverse_mean"
 CORPUS_KL = "distance/corpus_kl_mean"
 FLIPS = "distance/flips_pct"
 DELTA = "quality/accuracy_delta"
@@ -104,8 +104,10 @@ class Gate:
             )
             if "(upper end)" in self.metric and self.metric.startswith(CORPUS_KL):
                 why += f", or from fewer than {GATED_DOCUMENTS} documents, or one holds {GATED_TOP_PCT:g} % of the mean"
-            elif "(upper end)" in self.metric and self.metric.startswith((KL, KL_REVERSE)):
-                why += f", as where an item is above {CLIP:g} nat: give gates on {CLIPPED.name} and {ABOVE_CLIP.name}"
+            elif "(upper end)" in self.metric and self.metric.startswith((KL, _KL_REVERSE)):
+                why += (
+                    f", as where an item is above {CLIP:g} nat: give gates on {CLIPPED_KL.name} and {ABOVE_CLIP.name}"
+                )
             return (
                 self._unknown(why, self.metric, "without an interval" if self.value in metrics else "not measured"),
             )
@@ -256,7 +258,7 @@ class DivergenceGate:
         """Return the gates on the two bounded values."""
         above = "items above the clip limit in % (upper end)"
         return (
-            published_gate(CLIPPED.name, self.max_kl, label="KL clipped per item (upper end)"),
+            published_gate(CLIPPED_KL.name, self.max_kl, label="KL clipped per item (upper end)"),
             published_gate(ABOVE_CLIP.name, self.max_outliers_pct, label=above),
         )
 

@@ -19,10 +19,10 @@ from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.metrics.divergence import LN2
-from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED_KL
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.sequential import BoundedCheck
-from mlflow_compress.metrics.thinking import FAMILY, ThinkingModels, squared_change, thinking_models
+from mlflow_compress.metrics.thinking import THINKING, ThinkingModels, squared_change, thinking_models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def _drawn(value: _OfAnswers, inputs: MetricInputs) -> Float:
     A value of each drawn answer counts as their mean, to which one without a value adds 0.
     """
     found = np.full(len(inputs.view.family), np.nan)
-    if FAMILY in inputs.view.family:
+    if THINKING in inputs.view.family:
         models = thinking_models(inputs)
         values = value(models)
         found[models.rows] = values if values.ndim == 1 else np.nansum(values, axis=1) / values.shape[1]
@@ -109,7 +109,7 @@ def _thought(
     per: Callable[[ThinkingModels], Float | Bool] | None = None,
     **more: Any,
 ) -> ItemValue:
-    return ItemValue(of=partial(_drawn, of), per=None if per is None else partial(_drawn, per), family=FAMILY, **more)
+    return ItemValue(of=partial(_drawn, of), per=None if per is None else partial(_drawn, per), family=THINKING, **more)
 
 
 def _right_delta(models: ThinkingModels) -> Float:
@@ -233,7 +233,7 @@ def item_checks(policy: Policy) -> tuple[ItemCheck, ...]:
     """Return what a policy claims about items; an `UnsupportedError` names a claim that items cannot decide."""
     checks: list[ItemCheck] = []
     if policy.kl is not None:
-        limits = {CLIPPED.name: policy.kl.max_kl, ABOVE_CLIP.name: policy.kl.max_outliers_pct}
+        limits = {CLIPPED_KL.name: policy.kl.max_kl, ABOVE_CLIP.name: policy.kl.max_outliers_pct}
         checks += [_check(metric, limit, False, 0) for metric, limit in limits.items()]
     entries: list[MetricGate | MarginGate] = [*policy.gates, *policy.margins]
     for number, entry in enumerate(entries, start=int(policy.kl is not None)):

@@ -26,11 +26,11 @@ from mlflow_compress.records import Draws, ItemKey
 
 DRAWING = 4  # Raised when other items would be drawn: evaluations of drawn items are compared within one such version
 PILOT_ITEMS = 100  # where a width is asked for, or a decision
-PILOT_FEWEST = 4  # of each stratum
-GROWTH = (1.1, 4.0)  # least and most growth of a round towards a width, or a decision
-SECOND = 2.0  # most growth of the second round: the pilot's interval is wide where it has seen no flip by chance
-LOOKS = 4  # at most, before all items are scored, to see whether a policy is decided
-FLOOR = 0.5
+_PILOT_FEWEST = 4  # of each stratum
+_GROWTH = (1.1, 4.0)  # least and most growth of a round towards a width, or a decision
+_SECOND = 2.0  # most growth of the second round: the pilot's interval is wide where it has seen no flip by chance
+_LOOKS = 4  # at most, before all items are scored, to see whether a policy is decided
+_FLOOR = 0.5
 """Smallest deviation of a stratum, as a share of that of all: what the guess holds for impossible is looked at too."""
 
 
@@ -69,8 +69,8 @@ class ItemSampler:
         p = np.minimum(np.nan_to_num(GUESS.probability(self.leads), nan=0.5), 0.5)
         mean = np.bincount(self.strata, weights=p) / self._sizes
         spread = np.sqrt(mean * (1 - mean))
-        self._spread = np.maximum(spread, FLOOR * math.sqrt(float(self._sizes @ spread**2) / len(p)))
-        self._draw(self.size.count or PILOT_ITEMS, np.minimum(PILOT_FEWEST, self._sizes))
+        self._spread = np.maximum(spread, _FLOOR * math.sqrt(float(self._sizes @ spread**2) / len(p)))
+        self._draw(self.size.count or PILOT_ITEMS, np.minimum(_PILOT_FEWEST, self._sizes))
 
     @property
     def _sizes(self) -> Int:
@@ -128,14 +128,14 @@ class ItemSampler:
             return n
         if self.size.policy is None or not item_checks(self.size.policy):
             need = _needed_for_width(inputs, self.size.width or MARGIN)
-        elif self.rounds > LOOKS:
+        elif self.rounds > _LOOKS:
             return len(self.strata)
         else:
             need = _needed_to_decide(self.size.policy, inputs)
         if need <= 1:
             return n
-        most = SECOND if self.rounds == 1 else GROWTH[1]
-        target, every = n * min(max(need, GROWTH[0]), most), len(self.strata)
+        most = _SECOND if self.rounds == 1 else _GROWTH[1]
+        target, every = n * min(max(need, _GROWTH[0]), most), len(self.strata)
         return math.ceil(target) if target < NEARLY_ALL * every else every
 
 

@@ -33,7 +33,7 @@ from mlflow_compress.metrics.core.metric_inputs import headline
 from mlflow_compress.metrics.core.metric_registry import MetricKey, all_keys, key
 from mlflow_compress.metrics.perplexity import GATED_DOCUMENTS, GATED_TOP_PCT, TOP_DOCUMENT
 from mlflow_compress.metrics.stats.sample_size import MOST_TIMES, round_up
-from mlflow_compress.metrics.stats.significance import ERROR, holm
+from mlflow_compress.metrics.stats.significance import ERROR_RATE, holm
 from mlflow_compress.records import MetricResult
 
 NO_KL_OF_SERVED = (
@@ -45,7 +45,7 @@ _NO_KL_OF_SERVED = Check(
     passed=False, reason=NO_KL_OF_SERVED, is_open=True, short="KL has no upper end, as a server shows it"
 )
 
-SAME_SIZE = 1.005
+_SAME_SIZE = 1.005
 """Size ratio up to which a checkpoint counts as not smaller, because file headers differ in size."""
 
 
@@ -72,7 +72,7 @@ class Candidate:
 Rule = Callable[[Candidate], list[Check]]
 """What a policy asks of a candidate besides gates; returns failed checks, or none."""
 
-Score = Callable[[Candidate, Sequence[Candidate]], float]
+RankBy = Callable[[Candidate, Sequence[Candidate]], float]
 """What ranks candidates, smaller first: from one of them, and all that pass."""
 
 
@@ -188,12 +188,12 @@ def _size_checks(candidate: Candidate) -> list[Check]:
         return [Check(passed=True, reason="size: not known of a served model, and not asked for")]
     if ratio is None:
         return [_failed(f"size: {RATIO} is missing", is_open=True)]
-    if ratio > SAME_SIZE:
+    if ratio > _SAME_SIZE:
         return []
-    if ratio < 2 - SAME_SIZE:
+    if ratio < 2 - _SAME_SIZE:
         return [_failed(f"not smaller than the baseline: {1 / ratio:.3g} times its size")]
     cache = candidate.metrics.get(CACHE_RATIO, 1.0)  # main runs have it where it differs
-    if cache > SAME_SIZE:
+    if cache > _SAME_SIZE:
         shown = f"weights as large as the baseline's, a cache {cache:.3g} times smaller"
         return [Check(passed=True, reason=f"size: {shown}")]
     return [_failed("not smaller than the baseline: the same size on disk")]
@@ -212,14 +212,14 @@ def _rank_checks(candidate: Candidate, ranked_by: Sequence[str]) -> list[Check]:
     return checks
 
 
-ALIKE_SIZE = 1.02
+_ALIKE_SIZE = 1.02
 """Size ratio up to which the closer of two variants is chosen: half a percent of a disk is worth no distance."""
 
 
 def _by_size(candidate: Candidate, passing: Sequence[Candidate]) -> float:
     """Return the size; that of the smallest for those that are hardly larger, so that the closest of them is first."""
     smallest = min(other.metrics[SIZE] for other in passing)
-    return smallest if candidate.metrics[SIZE] <= ALIKE_SIZE * smallest else candidate.metrics[SIZE]
+    return smallest if candidate.metrics[SIZE] <= _ALIKE_SIZE * smallest else candidate.metrics[SIZE]
 
 
 def checks_of(candidate: Candidate, gates: Iterable[Gate | DivergenceGate], rules: Iterable[Rule] = ()) -> list[Check]:
@@ -238,7 +238,7 @@ def decide(
     gates: Sequence[Gate | DivergenceGate],
     *,
     rules: Sequence[Rule] = (),
-    score: Score = _by_size,
+    score: RankBy = _by_size,
     ranked_by: Sequence[str] = (SIZE, KL),
 ) -> Decision:
     """Gate every candidate of one evaluation, and rank the passing ones.
@@ -293,11 +293,11 @@ def _held_together(outcomes: Sequence[CandidateOutcome]) -> list[CandidateOutcom
 
     def held(outcome: CandidateOutcome) -> CandidateOutcome:
         p = 0.0 if outcome.p_value is None else next(adjusted)
-        if not outcome.passed or p <= ERROR * (1 + 1e-9):  # an end that is the limit keeps to it
+        if not outcome.passed or p <= ERROR_RATE * (1 + 1e-9):  # an end that is the limit keeps to it
             return outcome
         reason = (
             f"passes alone, not as one of {len(family)}: with so many to choose from, one beyond a limit would pass "
-            f"with a probability of up to {100 * p:.3g} % (at most {100 * ERROR:g} % is accepted)"
+            f"with a probability of up to {100 * p:.3g} % (at most {100 * ERROR_RATE:g} % is accepted)"
         )
         answer = PolicyAnswer(word="open", why=f"passes alone, not as one of {len(family)}")
         return replace(outcome, passed=False, answer=answer, reasons=(*outcome.reasons, reason), failed=(reason,))
@@ -389,7 +389,7 @@ class PolicyGates:
 
     gates: tuple[Gate | DivergenceGate, ...]
     rules: tuple[Rule, ...]
-    score: Score  # What ranks the candidates that pass, and the metrics that it reads
+    score: RankBy  # What ranks the candidates that pass, and the metrics that it reads
     ranked_by: tuple[str, ...]
     # Numbers that must be read from the evaluations' results; the main runs have the others
     readings: frozenset[GateReading]
@@ -611,7 +611,7 @@ def gates_of(policy: Policy, file: str | None = None) -> PolicyGates:
     )
 
 
-def ranking_of(objective: Objective) -> tuple[Score, tuple[str, ...]]:
+def ranking_of(objective: Objective) -> tuple[RankBy, tuple[str, ...]]:
     """Return what ranks candidates, smaller first, and the metrics that it reads."""
     if objective.by == "size":
         return _by_size, (SIZE, KL)

@@ -26,7 +26,7 @@ from mlflow_compress.decide.separation import SIGNIFICANCE, ItemScores, Separati
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.chains import CHAIN_KL
 from mlflow_compress.metrics.core.metric_registry import Direction, MetricKey, headline_keys, key
-from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED, shows_clipped
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIPPED_KL, shows_clipped
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.correlation import MOST_FOR_EXACT, spearman, spearman_exact_p
 from mlflow_compress.metrics.stats.significance import holm
@@ -69,8 +69,8 @@ class ScoredVariant:
 
 BITS = "size/bits_per_weight"
 SECONDS = "seconds/total"
-JUDGE, SIMILARITY = "judge/mt_bench", "judge/similarity"
-DISTANCES = (KL, CHAIN_KL.name)
+MT_BENCH, SIMILARITY = "judge/mt_bench", "judge/similarity"
+KL_DISTANCES = (KL, CHAIN_KL.name)
 """The distances by which variants are closer to the baseline, the first that any of them has."""
 
 MAIN_METRICS = (
@@ -86,7 +86,7 @@ MAIN_METRICS = (
     "robustness/shuffle_drop_pct",
     "uncertainty/uacc",
     SIMILARITY,
-    JUDGE,
+    MT_BENCH,
 )
 """The metrics of the narrow tables, in their order."""
 
@@ -108,7 +108,7 @@ class ScoreColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class ScoreboardValue:
     """One value with its interval; `low`, `high` and `n` are None where there is none."""
 
     value: float
@@ -158,7 +158,7 @@ _COST = (
 def columns() -> tuple[ScoreColumn, ...]:
     """Return all columns: sizes, the main metrics, serving, the other metrics of the headline table, and the cost."""
     main = (*MAIN_METRICS, *SERVING)
-    metrics = [*map(key, main), *(row for row in headline_keys() if row.name not in main), CLIPPED, ABOVE_CLIP]
+    metrics = [*map(key, main), *(row for row in headline_keys() if row.name not in main), CLIPPED_KL, ABOVE_CLIP]
     return (*_SIZES, *(_metric_column(declared, main=declared.name in main) for declared in metrics), *_COST)
 
 
@@ -167,14 +167,16 @@ def _metric_column(declared: MetricKey, *, main: bool) -> ScoreColumn:
     return ScoreColumn(*texts, main, declared.is_difference)
 
 
-def _cells(variant: ScoredVariant, columns: Collection[str]) -> dict[str, Cell]:
+def _cells(variant: ScoredVariant, columns: Collection[str]) -> dict[str, ScoreboardValue]:
     """Return the values of a variant by column. What was not measured, or is not shown, is left out."""
-    values = {name: Cell(value=size) for name, size in variant.sizes.items()}
-    values |= {name: Cell(value=r.value, low=r.low, high=r.high, n=r.n) for name, r in variant.results.items()}
-    values |= {f"seconds/{stage}": Cell(value=seconds) for stage, seconds in variant.seconds.items()}
+    values = {name: ScoreboardValue(value=size) for name, size in variant.sizes.items()}
+    values |= {
+        name: ScoreboardValue(value=r.value, low=r.low, high=r.high, n=r.n) for name, r in variant.results.items()
+    }
+    values |= {f"seconds/{stage}": ScoreboardValue(value=seconds) for stage, seconds in variant.seconds.items()}
     if variant.seconds:
-        values[SECONDS] = Cell(value=sum(variant.seconds.values()))
-    shown = set(columns) if shows_clipped(variant.results) else set(columns) - {CLIPPED.name, ABOVE_CLIP.name}
+        values[SECONDS] = ScoreboardValue(value=sum(variant.seconds.values()))
+    shown = set(columns) if shows_clipped(variant.results) else set(columns) - {CLIPPED_KL.name, ABOVE_CLIP.name}
     return {name: cell for name, cell in values.items() if name in shown}
 
 
@@ -238,7 +240,7 @@ def _luck(variants: Sequence[ScoredVariant]) -> tuple[dict[str, Luck], tuple[Clo
     )
 
 
-FEWEST = 4
+_FEWEST = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,17 +260,17 @@ class VariantCorrelation:
     reason: str = ""  # Why there is no correlation
 
 
-def _correlate_metrics(rows: Sequence[Mapping[str, Cell]]) -> tuple[VariantCorrelation, ...]:
+def _correlate_metrics(rows: Sequence[Mapping[str, ScoreboardValue]]) -> tuple[VariantCorrelation, ...]:
     """Return the correlation of every pair of main metrics that at least one variant has."""
     metrics = [name for name in MAIN_METRICS if any(name in row for row in rows)]
     return tuple(_correlation(rows, a, b) for a, b in itertools.combinations(metrics, 2))
 
 
-def _correlation(rows: Sequence[Mapping[str, Cell]], first: str, second: str) -> VariantCorrelation:
+def _correlation(rows: Sequence[Mapping[str, ScoreboardValue]], first: str, second: str) -> VariantCorrelation:
     pairs = [(row[first].value, row[second].value) for row in rows if first in row and second in row]
     n = len(pairs)
-    if n < FEWEST:
-        reason = f"{n} {'variant has' if n == 1 else 'variants have'} both, at least {FEWEST} are needed"
+    if n < _FEWEST:
+        reason = f"{n} {'variant has' if n == 1 else 'variants have'} both, at least {_FEWEST} are needed"
         return VariantCorrelation(first=first, second=second, n=n, reason=reason)
     x, y = zip(*pairs, strict=True)
     rho = spearman(x, y)
@@ -372,7 +374,7 @@ class ScoreRow:
     bits: float | None
     status: Status
     reason: str
-    cells: Mapping[str, Cell]  # Values by column. What was not measured is not there.
+    cells: Mapping[str, ScoreboardValue]  # Values by column. What was not measured is not there.
     # McNemar's mid-p value of the accuracy difference to the baseline, and after Holm's correction over variants
     accuracy_p: float | None
     accuracy_p_holm: float | None
@@ -401,7 +403,7 @@ class Scoreboard:
     columns: tuple[ScoreColumn, ...]  # Those that at least one variant has a value for, in their order
     rows: tuple[ScoreRow, ...]  # Finished variants first, the closest to the baseline on top
     # What the baseline itself has, by column; its size to the digits of the stored ratio. It has no distances.
-    baseline_cells: Mapping[str, Cell]
+    baseline_cells: Mapping[str, ScoreboardValue]
     pareto: tuple[str, ...]  # The variants on the front of size against KL, the smallest first
     # By what serving costs (decode speedup, peak memory, tokens to a right answer): the variants on the front of it
     # against KL, the best first. Only where a variant has both.
@@ -449,7 +451,7 @@ def scoreboard(
     every = columns()
     shown = [column.key for column in every]
     values = {variant.name: _cells(variant, shown) for variant in variants}
-    distance = next((name for name in DISTANCES if any(name in row for row in values.values())), KL)
+    distance = next((name for name in KL_DISTANCES if any(name in row for row in values.values())), KL)
     ordered = sorted(variants, key=lambda v: _place(v, values[v.name], distance))
     judged = {v.name: values[v.name] for v in variants if not v.lacking}
     baseline_cells = _baseline_cells(ordered, shown)
@@ -517,7 +519,9 @@ def more_items(board: Scoreboard, policy: Policy) -> dict[str, tuple[int, str]]:
     """
     limit = math.inf if policy.kl is None else policy.kl.max_kl
     least = 0.0 if policy.kl is None else MATTERS * limit
-    lows = {row.name: [row.cells[x].low or 0.0 for x in (KL, CLIPPED.name) if x in row.cells] for row in board.finished}
+    lows = {
+        row.name: [row.cells[x].low or 0.0 for x in (KL, CLIPPED_KL.name) if x in row.cells] for row in board.finished
+    }
     refused = {name for name, ends in lows.items() if max(ends, default=0.0) > limit}
     order = [row.name for row in board.finished if KL in row.cells]
     near = {frozenset(pair) for pair in itertools.pairwise(order)}
@@ -538,23 +542,28 @@ def more_items(board: Scoreboard, policy: Policy) -> dict[str, tuple[int, str]]:
     return needs
 
 
-def _baseline_cells(variants: Sequence[ScoredVariant], columns: Collection[str]) -> dict[str, Cell]:
+def _baseline_cells(variants: Sequence[ScoredVariant], columns: Collection[str]) -> dict[str, ScoreboardValue]:
     """Return the baseline's values from the results of the variants, which each hold them."""
-    cells: dict[str, Cell] = {}
+    cells: dict[str, ScoreboardValue] = {}
     for variant in variants:
         for name in columns:
             result = variant.results.get(f"{name}_baseline")
             if result is not None:
-                cells.setdefault(name, Cell(value=result.value, low=result.low, high=result.high, n=result.n))
+                cells.setdefault(
+                    name, ScoreboardValue(value=result.value, low=result.low, high=result.high, n=result.n)
+                )
         for name, ratio in ((SIZE, RATIO), (CACHE, CACHE_RATIO)):
             if name in variant.sizes and ratio in variant.sizes:
                 size = variant.sizes[name] * variant.sizes[ratio]
-                cells.setdefault(name, Cell(value=float(f"{size:.4g}")))
+                cells.setdefault(name, ScoreboardValue(value=float(f"{size:.4g}")))
     return cells
 
 
 def _front(
-    values: Mapping[str, Mapping[str, Cell]], cost: str, distance: str, plain_cache: Cell | None = None
+    values: Mapping[str, Mapping[str, ScoreboardValue]],
+    cost: str,
+    distance: str,
+    plain_cache: ScoreboardValue | None = None,
 ) -> tuple[str, ...]:
     """Return the variants that no other one beats in both a cost and the distance.
 
@@ -569,7 +578,7 @@ def _front(
     return pareto_front(points)
 
 
-def _place(variant: ScoredVariant, row: Mapping[str, Cell], distance: str) -> tuple[int, float, float, str]:
+def _place(variant: ScoredVariant, row: Mapping[str, ScoreboardValue], distance: str) -> tuple[int, float, float, str]:
     """Return the sort key: status, then distance, then size, then name."""
     status = ("finished", "failed", "unsupported").index(variant.status)
     kl, size = (row[name].value if name in row else math.inf for name in (distance, SIZE))
@@ -577,7 +586,9 @@ def _place(variant: ScoredVariant, row: Mapping[str, Cell], distance: str) -> tu
 
 
 def _groups(
-    variants: Sequence[ScoredVariant], values: Mapping[str, Mapping[str, Cell]], separations: Sequence[Separation]
+    variants: Sequence[ScoredVariant],
+    values: Mapping[str, Mapping[str, ScoreboardValue]],
+    separations: Sequence[Separation],
 ) -> dict[str, tuple[tuple[str, ...], ...]]:
     """Return the groups that cannot be told apart by KL, and by correctness."""
     groups = {}

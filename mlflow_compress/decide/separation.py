@@ -220,7 +220,7 @@ def _kl(
     return Difference(value=mean.value, low=low, high=high, n=n, p=p, p_holm=p), mean_of_all
 
 
-OPEN = 0.025
+_OPEN = 0.025
 """Probability that all items tell a pair apart, above which a pair that is not told apart is open."""
 
 
@@ -245,14 +245,14 @@ def _more_items(
         ends = (sign * abs(test.value) - critical * own**0.5 for sign in (1, -1))
         return sum(float(special.ndtr(end / benchmark**0.5)) for end in ends)
 
-    if not test.significant and apart(drawn.benchmark) <= OPEN:
+    if not test.significant and apart(drawn.benchmark) <= _OPEN:
         return None
     for growth in (1.5, 2.0, 3.0):
         n = math.ceil(test.n * growth)
         if n >= stratified.NEARLY_ALL * every:
             break
         left = drawn.benchmark * (1 / n - 1 / every) / (1 / test.n - 1 / every)
-        if abs(test.value) > 1.2 * critical * (own + left) ** 0.5 or apart(left) <= OPEN / 2:
+        if abs(test.value) > 1.2 * critical * (own + left) ** 0.5 or apart(left) <= _OPEN / 2:
             return n
     return every
 

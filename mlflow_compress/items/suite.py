@@ -11,7 +11,7 @@ import pyarrow as pa
 from mlflow_compress.config import EMBEDDED
 from mlflow_compress.errors import ConfigError, DataError, MlflowCompressError, raise_together
 from mlflow_compress.items.families.tool_prompts import TOOLS, with_calls
-from mlflow_compress.items.named.demo import PARTS
+from mlflow_compress.items.named.demo import DEMO_PARTS
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.prompt_style import styles_of
 from mlflow_compress.items.sources.data_dir import check_data_dir
@@ -216,7 +216,7 @@ def check_tasks_named(spec: str, *, model: str) -> None:
                 check_file(Path(part))
             elif (name := part.partition("@")[0]) in TASKS.names():
                 TASKS.get(name).require_packages(name)
-            elif name in PARTS:
+            elif name in DEMO_PARTS:
                 raise ConfigError("This is a part of a task", got=name, fix=f"Give tasks={EMBEDDED}, all of it")
             else:
                 from mlflow_compress.items.harness_tasks import check_is_mentioned

@@ -16,7 +16,7 @@ from mlflow_compress.registry import Registry
 
 T = TypeVar("T")
 
-TRACES = "traces"
+TRACE_TASK = "traces"
 Row = Mapping[str, Any]  # one line of a question file, with its line number under "line"
 
 
@@ -174,7 +174,7 @@ class Corpus:
 class TraceCorpus:
     """Text that the baseline itself has written."""
 
-    name: str = TRACES
+    name: str = TRACE_TASK
     # The answers; None as long as the baseline has not written them
     answers: Traces | None = field(default=None, repr=False)
 

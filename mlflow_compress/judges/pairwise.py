@@ -10,8 +10,8 @@ from mlflow_compress.judges.prompts import OURS, Prompt, pair_prompt, read_pair_
 from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping
 from mlflow_compress.records import Judgments
 
-TASK = "pairwise"
-IDENTICAL = Judgment(0.5, None, "Not asked: the answers are identical, which is a tie", "none")
+_TASK = "pairwise"
+_IDENTICAL = Judgment(0.5, None, "Not asked: the answers are identical, which is a tie", "none")
 
 
 def _comparisons(inputs: JudgeInputs, templates: Mapping[str, Prompt]) -> list[tuple[Question, bool]]:
@@ -48,15 +48,15 @@ def _open(settings: JudgeModelConfig, folder: Path) -> Callable[[JudgeInputs], J
         parts = []
         for model, replies in by_model.items():
             rest = iter(replies)
-            verdicts = [IDENTICAL if same else _for_the_variant(next(rest), one.repeat) for one, same in pairs]
-            task = TASK if len(by_model) == 1 else f"{TASK}/{model}"
+            verdicts = [_IDENTICAL if same else _for_the_variant(next(rest), one.repeat) for one, same in pairs]
+            task = _TASK if len(by_model) == 1 else f"{_TASK}/{model}"
             parts.append(records([one for one, _ in pairs], verdicts, task=task))
         return Judged(judgments={"variant": Judgments.concat(parts)}, **session.account())
 
     return judge
 
 
-JUDGES.register(TASK)(
+JUDGES.register(_TASK)(
     Judge(
         open=_open,
         settings=JudgeModelConfig,

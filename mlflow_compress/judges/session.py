@@ -18,8 +18,8 @@ from mlflow_compress.transport.replies import BUDGET, ReplyCache
 from mlflow_compress.transport.spending import Budget, Price, Spending, read_prices
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-URL_VARIABLE = VARIABLES["judge_base_url"]
-JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
+_URL_VARIABLE = VARIABLES["judge_base_url"]
+_JUDGMENTS = "judgments.jsonl"  # file of the judgment cache
 _METRIC_NAME = re.compile(r"[\w.:/-]+", re.ASCII)
 
 
@@ -64,7 +64,7 @@ def endpoint_from(environment: Mapping[str, str], settings: JudgeModelConfig) ->
     key = environment.get(KEY_VARIABLE, "").strip()
     if not key:
         return f"No grades by a judge model: {KEY_VARIABLE} is not set"
-    there = environment.get(URL_VARIABLE, "").strip()
+    there = environment.get(_URL_VARIABLE, "").strip()
     same = settings.judge_base_url == "auto" or (there and settings.judge_base_url == shown_url(there))
     url = (there or OPENAI_URL) if same else settings.judge_base_url
     return EndpointConfig(base_url=url, key=key, **call_limits(settings))
@@ -91,7 +91,7 @@ class Session:
         if isinstance(endpoint, str):
             return endpoint
         prices_of(settings)
-        cache = ReplyCache(folder / JUDGMENTS, asking.KEPT_FIELDS)
+        cache = ReplyCache(folder / _JUDGMENTS, asking.KEPT_FIELDS)
         askers = [
             asking.Asker(endpoint=endpoint, model=model, attempts=settings.judge_attempts, cache=cache)
             for model in _judge_models(settings)
@@ -99,7 +99,7 @@ class Session:
         return cls(askers, settings.judge_max_unscored)
 
     def ask(
-        self, questions: Sequence[asking.Question], read: asking.Read, inputs: JudgeInputs
+        self, questions: Sequence[asking.Question], read: asking.ReadGradeFrom, inputs: JudgeInputs
     ) -> dict[str, list[asking.Judgment]]:
         """Return every judge model's judgments of the questions, by model, after saying what they may cost."""
         for asker in self.askers:

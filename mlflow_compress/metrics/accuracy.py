@@ -8,7 +8,7 @@ from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIAN
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import MetricResult
 
-ACCURACY = MetricKey.share(
+_ACCURACY = MetricKey.share(
     "quality/accuracy",
     "higher",
     "Share of scored items that the model has right, by each task's own rule; pooled over multiple "
@@ -20,12 +20,14 @@ ACCURACY = MetricKey.share(
     difference="quality/accuracy_delta",
     unscored=TOO_LONG,
 )
-BASELINE = MetricKey.share("quality/accuracy_baseline", "neither", "The baseline's accuracy on the same items.")
+ACCURACY_BASELINE = MetricKey.share(
+    "quality/accuracy_baseline", "neither", "The baseline's accuracy on the same items."
+)
 
 
 @metric(
     "accuracy",
-    keys=(ACCURACY, BASELINE),
+    keys=(_ACCURACY, ACCURACY_BASELINE),
     requires=(ITEMS, PREDICTIONS),
     source="lm-evaluation-harness acc / acc_norm; unscored items are counted apart, not as wrong, and of two models "
     "the items count that both have answered",
@@ -33,9 +35,9 @@ BASELINE = MetricKey.share("quality/accuracy_baseline", "neither", "The baseline
 )
 def accuracy(inputs: MetricInputs) -> list[MetricResult]:
     """``#correct / #scored``, pooled over the headline's items (micro-average), by task and by category."""
-    results = _share_right(inputs, inputs.subject_predictions, ACCURACY)
+    results = _share_right(inputs, inputs.subject_predictions, _ACCURACY)
     if inputs.variant is not None:
-        results += _share_right(inputs, inputs.baseline_predictions, BASELINE)
+        results += _share_right(inputs, inputs.baseline_predictions, ACCURACY_BASELINE)
     return results
 
 
@@ -46,7 +48,7 @@ def _share_right(inputs: MetricInputs, model: Predictions, key: MetricKey) -> li
     return by_subset(inputs, share, scored=model.scored[:, 0] if inputs.variant is None else inputs.scored_by_both)
 
 
-DELTA = MetricKey.share(
+_DELTA = MetricKey.share(
     "quality/accuracy_delta",
     "higher",
     "Variant minus baseline accuracy on items that both answered; Tango's paired score interval.",
@@ -62,14 +64,14 @@ DELTA = MetricKey.share(
     ),
     gate_label="accuracy drop in points",
 )
-P_VALUE = MetricKey.probability(
+_P_VALUE = MetricKey.probability(
     "quality/mcnemar_p", "neither", "McNemar's mid-p value of the accuracy change.", by_category=False
 )
 
 
 @metric(
     "accuracy_delta",
-    keys=(DELTA, P_VALUE),
+    keys=(_DELTA, _P_VALUE),
     requires=(ITEMS, VARIANT, PREDICTIONS),
     source="Accuracy is Not All You Need, section 2: (w2c - c2w)/N; McNemar's mid-p: Fagerland et al. 2013; Tango 1998",
     weighted=True,
@@ -80,6 +82,6 @@ def accuracy_delta(inputs: MetricInputs) -> list[MetricResult]:
     def change(rows: Int) -> Estimates:
         before, after = inputs.baseline_predictions.correct[rows, 0], inputs.variant_predictions.correct[rows, 0]
         difference = PairedDifference.of(before, after, inputs.units(rows))
-        return {DELTA: difference, P_VALUE: difference.p_value}
+        return {_DELTA: difference, _P_VALUE: difference.p_value}
 
     return by_subset(inputs, change, scored=inputs.scored_by_both)

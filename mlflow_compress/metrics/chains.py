@@ -28,11 +28,11 @@ from mlflow_compress.metrics.stats.bootstrap import ratio_of_ratios
 from mlflow_compress.metrics.stats.intervals import group_sums
 from mlflow_compress.records import Chains, MetricResult
 
-REQUIRES = (VARIANT, CHAINS, CHAIN_SCORES, CHAIN_DISTANCES)
-SOURCE = "ours, after arXiv 2606.00206, which finds the KL on hesitation words where the baseline itself is uncertain"
-FORKING_SHARE = 0.2
+SCORED_CHAINS = (VARIANT, CHAINS, CHAIN_SCORES, CHAIN_DISTANCES)
+_SOURCE = "ours, after arXiv 2606.00206, which finds the KL on hesitation words where the baseline itself is uncertain"
+_FORKING_SHARE = 0.2
 """Share of the tokens of thoughts, those of largest entropy, that are forking places, as in arXiv 2506.01939."""
-EDGE = 100  # tokens at the beginning of a thought, and at its end, that are looked at alone
+_EDGE = 100  # tokens at the beginning of a thought, and at its end, that are looked at alone
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ChainTokens:
         thought = self.thought
         if not thought.any():
             return thought
-        return np.asarray(thought & (self.entropy > np.quantile(self.entropy[thought], 1.0 - FORKING_SHARE)))
+        return np.asarray(thought & (self.entropy > np.quantile(self.entropy[thought], 1.0 - _FORKING_SHARE)))
 
 
 def chain_tokens(inputs: MetricInputs) -> ChainTokens:
@@ -112,8 +112,8 @@ def chain_parts(tokens: ChainTokens) -> Iterator[tuple[str, Bool]]:
     tenth = np.where(thought, 10 * index // np.maximum(n, 1), -1)
     for number in range(10):
         yield f"tenth {number + 1} of the thought", tenth == number
-    yield f"first {EDGE} tokens of the thought", thought & (index < EDGE)
-    yield f"last {EDGE} tokens of the thought", thought & (index >= n - EDGE)
+    yield f"first {_EDGE} tokens of the thought", thought & (index < _EDGE)
+    yield f"last {_EDGE} tokens of the thought", thought & (index >= n - _EDGE)
     yield "behind the thought", ~thought
     forking = tokens.forking
     yield "forking places", forking
@@ -134,22 +134,22 @@ CHAIN_KL = _key(
     floor="noise/chain_kl",
 )
 _times = keys_of("reasoning", unit="ratio", counted="tokens", on_request=True)
-FORKING_RATIO = _times(
+_FORKING_RATIO = _times(
     "chain_kl_forking_ratio",
     "neither",
     "Mean KL at forking places of the baseline's thoughts over that elsewhere in them.",
 )
-MARKER_RATIO = _times(
+_MARKER_RATIO = _times(
     "chain_kl_hesitation_ratio",
     "neither",
     "Mean KL where hesitation markers begin in the baseline's thoughts over that elsewhere.",
 )
-MARKER_FORKING_RATIO = _times(
+_MARKER_FORKING_RATIO = _times(
     "chain_kl_hesitation_forking_ratio",
     "neither",
     "The same at forking places alone: markers against other forking places.",
 )
-PARTED = MetricKey.percent(
+_PARTED = MetricKey.percent(
     "reasoning/chain_parted_pct",
     "lower",
     "Chains of the baseline in which the most probable token differs at least once.",
@@ -157,14 +157,14 @@ PARTED = MetricKey.percent(
     counted="answers",
     on_request=True,
 )
-FIRST = keys_of("reasoning", unit="tokens", counted="answers", on_request=True)(
+FIRST_PARTED = keys_of("reasoning", unit="tokens", counted="answers", on_request=True)(
     "chain_first_parted_token",
     "higher",
     "Median number of the first token of the baseline's chain at which the most probable token differs.",
     low=1.0,
     unchanged=np.inf,
 )
-ANSWER = keys_of("reasoning", unit="nats", on_request=True)(
+_ANSWER = keys_of("reasoning", unit="nats", on_request=True)(
     "chain_answer_logprob_delta",
     "higher",
     "Log-probability of the right answer behind the baseline's own thought: variant minus baseline.",
@@ -172,7 +172,7 @@ ANSWER = keys_of("reasoning", unit="nats", on_request=True)(
 )
 
 
-@metric("chain_kl", keys=(CHAIN_KL, PARTED), requires=REQUIRES, source=SOURCE, noise=True)
+@metric("chain_kl", keys=(CHAIN_KL, _PARTED), requires=SCORED_CHAINS, source=_SOURCE, noise=True)
 def chain_kl(inputs: MetricInputs) -> list[MetricResult]:
     """``chain_kl = sum_t KL(P_b(.|x_<t) || P_q(.|x_<t))/T`` in nats, over the T tokens x of the baseline's chains.
 
@@ -189,7 +189,7 @@ def chain_kl(inputs: MetricInputs) -> list[MetricResult]:
     parted = np.zeros(int(tokens.question.max()) + 1, dtype=bool)
     parted[tokens.question[~tokens.same_top]] = True
     everything = np.ones(len(tokens.kl), dtype=bool)
-    results = pooled(inputs, {CHAIN_KL: _mean(tokens, everything), PARTED: Proportion.of(parted)})
+    results = pooled(inputs, {CHAIN_KL: _mean(tokens, everything), _PARTED: Proportion.of(parted)})
     for name, rows in () if inputs.settings.pooled_only else chain_parts(tokens):
         if rows.any():
             subset = ItemSubset("own thoughts", name, np.empty(0, dtype=np.int64))
@@ -203,9 +203,9 @@ def _mean(tokens: ChainTokens, rows: Bool) -> Ratio:
 
 @metric(
     "chain_places",
-    keys=(FORKING_RATIO, MARKER_RATIO, MARKER_FORKING_RATIO, FIRST, ANSWER),
-    requires=REQUIRES,
-    source=f"{SOURCE}; first divergent token of arXiv 2311.01544, here on a drawn chain",
+    keys=(_FORKING_RATIO, _MARKER_RATIO, _MARKER_FORKING_RATIO, FIRST_PARTED, _ANSWER),
+    requires=SCORED_CHAINS,
+    source=f"{_SOURCE}; first divergent token of arXiv 2311.01544, here on a drawn chain",
 )
 def chain_places(inputs: MetricInputs) -> list[MetricResult]:
     """Ratios of the mean KL of two parts of the thoughts (see `chain_kl`); the bootstrap draws questions.
@@ -224,9 +224,9 @@ def chain_places(inputs: MetricInputs) -> list[MetricResult]:
     thought, forking, marker = tokens.thought, tokens.forking, tokens.marker
     estimates: dict[MetricKey, Estimate] = {}
     for key, part, other in (
-        (FORKING_RATIO, forking, thought & ~forking),
-        (MARKER_RATIO, marker, thought & ~marker),
-        (MARKER_FORKING_RATIO, forking & marker, forking & ~marker),
+        (_FORKING_RATIO, forking, thought & ~forking),
+        (_MARKER_RATIO, marker, thought & ~marker),
+        (_MARKER_FORKING_RATIO, forking & marker, forking & ~marker),
     ):
         columns = [column for rows in (part, other) for column in (tokens.kl * rows, rows)]
         sums = [np.bincount(tokens.question, weights=column) for column in columns]
@@ -239,10 +239,10 @@ def chain_places(inputs: MetricInputs) -> list[MetricResult]:
     curve = still_equal(Forks(time, parted), level=inputs.settings.level)
     right = np.bincount(tokens.question, weights=tokens.answer) > 0
     gain = np.where(right, np.bincount(tokens.question, weights=tokens.gain * tokens.answer), np.nan)
-    estimates[ANSWER] = Mean.of_scored(gain, skewed=True)
+    estimates[_ANSWER] = Mean.of_scored(gain, skewed=True)
     results = pooled(inputs, estimates)
     if curve.median is not None:
         low, high = curve.median_interval
-        [found] = pooled(inputs, {FIRST: Number(curve.median, len(time))})
+        [found] = pooled(inputs, {FIRST_PARTED: Number(curve.median, len(time))})
         results.append(replace(found, low=low, high=high))
     return results

@@ -104,7 +104,7 @@ def principal_components(matrix: npt.ArrayLike, n_components: int = 2) -> Float:
 
 
 _key = keys_of("judge", low=-1.0, high=1.0, unit="cosine", unchanged=1.0, counted="instructions")
-SIMILARITY = _key(
+CONSCOMPF = _key(
     "similarity",
     "higher",
     "ConSCompF similarity of variant and baseline answers, equation 4.",
@@ -113,15 +113,15 @@ SIMILARITY = _key(
     leaderboard=True,
     floor="judge/similarity_floor",
 )
-UNWEIGHTED = _key("similarity_unweighted", "higher", "Mean cosine of the mean answer embeddings.")
-FLOOR = _key("similarity_floor", "neither", "The baseline against its own second sample, equation 4: the best value.")
-CONSISTENCY = _key("consistency", "neither", "Mean cosine among the model's own answers to an instruction.")
-CONSISTENCY_BASELINE = _key("consistency_baseline", "neither", "The baseline's consistency.")
+_UNWEIGHTED = _key("similarity_unweighted", "higher", "Mean cosine of the mean answer embeddings.")
+_FLOOR = _key("similarity_floor", "neither", "The baseline against its own second sample, equation 4: the best value.")
+_CONSISTENCY = _key("consistency", "neither", "Mean cosine among the model's own answers to an instruction.")
+_CONSISTENCY_BASELINE = _key("consistency_baseline", "neither", "The baseline's consistency.")
 
 
 @metric(
     "similarity",
-    keys=(SIMILARITY, UNWEIGHTED, FLOOR, CONSISTENCY, CONSISTENCY_BASELINE),
+    keys=(CONSCOMPF, _UNWEIGHTED, _FLOOR, _CONSISTENCY, _CONSISTENCY_BASELINE),
     requires=(VARIANT, EMBEDDINGS),
     source="ConSCompF, equation 4; the authors' rescaled weighting is `per_instruction('reference')`",
 )
@@ -135,13 +135,13 @@ def conscompf(inputs: MetricInputs) -> list[MetricResult]:
         return []
     similar = similarity(given.baseline, given.variant)
     values = {
-        SIMILARITY: similar.per_instruction("equation4"),
-        UNWEIGHTED: similar.cosine,
-        CONSISTENCY: similar.consistency_b,
-        CONSISTENCY_BASELINE: similar.consistency_a,
+        CONSCOMPF: similar.per_instruction("equation4"),
+        _UNWEIGHTED: similar.cosine,
+        _CONSISTENCY: similar.consistency_b,
+        _CONSISTENCY_BASELINE: similar.consistency_a,
     }
     if given.baseline_again is not None:
-        values[FLOOR] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")
+        values[_FLOOR] = similarity(given.baseline, given.baseline_again).per_instruction("equation4")
     estimates = {}
     for key, x in values.items():
         distance = np.where(np.isclose(x, 1.0, rtol=0.0, atol=1e-12), 0.0, 1.0 - x)  # equal answers but for rounding

@@ -90,7 +90,7 @@ def paired_ratio(table: SwapTable, name: str, above: Sequence[str], below: Seque
     return MetricResult(name, value, low, high, n=len(table.text))
 
 
-KL, DIRECTION, ADDITIVITY = "diagnose/kl", "diagnose/against_noise", "diagnose/additivity"
+SWAP_KL, _DIRECTION, _ADDITIVITY = "diagnose/kl", "diagnose/against_noise", "diagnose/additivity"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def summarize_groups(
     - `groups`: Kind and layer of each, by its name.
     - `whole`, `together`, `no_swap`: Swaps of the whole variant, of all groups at once, and of nothing.
     """
-    means = {name: table.mean(name, KL) for name in groups}
+    means = {name: table.mean(name, SWAP_KL) for name in groups}
     total = sum(mean.value for mean in means.values())
     moves = []
     for name, (kind, layer) in groups.items():
@@ -158,8 +158,8 @@ def summarize_groups(
                 kl=means[name],
                 share=means[name].value / total if total else None,
                 top_changed=float((~table.same_top[table.swaps.index(name)]).mean()),
-                noise_kl=table.mean(control, KL) if control else None,
-                against_noise=paired_ratio(table, DIRECTION, [name], [control]) if control else None,
+                noise_kl=table.mean(control, SWAP_KL) if control else None,
+                against_noise=paired_ratio(table, _DIRECTION, [name], [control]) if control else None,
                 no_noise=no_noise.get(name),
             )
         )
@@ -167,29 +167,29 @@ def summarize_groups(
     return GroupsFound(
         groups=tuple(moves),
         n_texts=len(table.texts),
-        whole=table.mean(whole, KL),
-        together=table.mean(together, KL),
+        whole=table.mean(whole, SWAP_KL),
+        together=table.mean(together, SWAP_KL),
         no_swap=float(table.of_swap(no_swap).max()),
         sum_of_parts=total,
-        additivity=paired_ratio(table, ADDITIVITY, [together], list(groups)),
-        noise_ratio=paired_ratio(table, DIRECTION, with_noise, [noise[n] for n in with_noise]) if with_noise else None,
+        additivity=paired_ratio(table, _ADDITIVITY, [together], list(groups)),
+        noise_ratio=paired_ratio(table, _DIRECTION, with_noise, [noise[n] for n in with_noise]) if with_noise else None,
     )
 
 
-KEPT_SHARE = 0.5
+_KEPT_SHARE = 0.5
 """Share of the sum of all groups' KL that the groups to keep carry at least."""
 
 
 def groups_to_keep(groups: Sequence[GroupMove], sizes: Mapping[str, int]) -> tuple[str, ...]:
     """Return the groups that carry half of what moves with the fewest weights: what to keep at more bits.
 
-    The groups with the most KL per weight, until they carry `KEPT_SHARE` of the sum of all groups' KL; those that are
+    The groups with the most KL per weight, until they carry `_KEPT_SHARE` of the sum of all groups' KL; those that are
     not needed for it then are left out again, the largest first. Empty where nothing moves, or where the groups with a
     size do not carry that much.
 
     - `sizes`: Number of weights of each group that can be kept, by its name.
     """
-    wanted = KEPT_SHARE * sum(group.kl.value for group in groups)
+    wanted = _KEPT_SHARE * sum(group.kl.value for group in groups)
     kl = {group.name: group.kl.value for group in groups if group.name in sizes and group.kl.value > 0}
     chosen: list[str] = []
     for name in sorted(kl, key=lambda name: -kl[name] / sizes[name]):
@@ -212,7 +212,7 @@ def by_position(table: SwapTable, swap: str) -> tuple[MetricResult, ...]:
 
 def by_class(table: SwapTable, swap: str, rows: Mapping[str, Bool]) -> tuple[MetricResult, ...]:
     """Return the mean KL of each class of predicted tokens, see `token_classes.class_rows`."""
-    return tuple(table.mean(swap, KL, rows=some, category=name) for name, some in rows.items() if some.any())
+    return tuple(table.mean(swap, SWAP_KL, rows=some, category=name) for name, some in rows.items() if some.any())
 
 
 def by_category(items: Items, distances: OptionDistances) -> tuple[MetricResult, ...]:
@@ -240,12 +240,14 @@ def by_category(items: Items, distances: OptionDistances) -> tuple[MetricResult,
         low, high = interval if interval is not None else (None, None)
         n, missing = len(scored), len(values) - len(scored)
         rows.append(
-            MetricResult(KL, float(scored.mean()), low, high, n=n, n_unscored=missing, task=task, category=category)
+            MetricResult(
+                SWAP_KL, float(scored.mean()), low, high, n=n, n_unscored=missing, task=task, category=category
+            )
         )
     return tuple(sorted(rows, key=lambda result: -result.value))
 
 
-MOST_TEXTS = 20
+_MOST_TEXTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +264,7 @@ class MovedText:
     variant_top: int | None = None
 
 
-def moved_texts(table: SwapTable, swap: str, no_swap: str, most: int = MOST_TEXTS) -> list[MovedText]:
+def moved_texts(table: SwapTable, swap: str, no_swap: str, most: int = _MOST_TEXTS) -> list[MovedText]:
     """Return the texts with the highest mean KL of a swap, highest first; at a tie in the order of the records."""
     kl, same = table.of_swap(swap), table.same_top[table.swaps.index(swap)]
     top, base = (table.top[table.swaps.index(name)] for name in (swap, no_swap))
@@ -295,7 +297,7 @@ class ShownText:
     variant: str | None = None
 
 
-FIRST, INSIDE, DIGITS, PUNCTUATION, SPACE, OTHER = (
+WORD_START, WORD_INSIDE, DIGITS, PUNCTUATION, SPACE, OTHER_PIECE = (
     "first token of a word",
     "inside a word",
     "digits",
@@ -304,7 +306,7 @@ FIRST, INSIDE, DIGITS, PUNCTUATION, SPACE, OTHER = (
     "other",
 )
 RARE = "rare tokens"
-RARE_SHARE = 0.1
+_RARE_SHARE = 0.1
 
 
 def token_class(text: str, before: str) -> str:
@@ -313,13 +315,13 @@ def token_class(text: str, before: str) -> str:
     - `before`: What comes before it: a token with letters begins a word unless it goes on with one.
     """
     if not text or "\N{REPLACEMENT CHARACTER}" in text:
-        return OTHER
+        return OTHER_PIECE
     if any(character.isdigit() for character in text):
         return DIGITS
     first = next((place for place, character in enumerate(text) if character.isalpha()), None)
     if first is not None:
         previous = text[first - 1] if first else before[-1:]
-        return INSIDE if previous.isalpha() else FIRST
+        return WORD_INSIDE if previous.isalpha() else WORD_START
     return PUNCTUATION if text.strip() else SPACE
 
 
@@ -327,12 +329,12 @@ def rare_tokens(tokens: npt.NDArray[np.int64]) -> Bool:
     """Return which tokens are rare in this text itself, shape (n,).
 
     The distinct tokens are ordered by how often they occur. Rare are those that occur at most k times, with the largest
-    k for which they are together at most `RARE_SHARE` of the text; at least those that occur once.
+    k for which they are together at most `_RARE_SHARE` of the text; at least those that occur once.
     """
     _, place, counts = np.unique(tokens, return_inverse=True, return_counts=True)
     most = 1
     for k in np.unique(counts):
-        if counts[counts <= k].sum() <= RARE_SHARE * len(tokens):
+        if counts[counts <= k].sum() <= _RARE_SHARE * len(tokens):
             most = max(most, int(k))
     return np.asarray((counts <= most)[place])
 
@@ -340,7 +342,9 @@ def rare_tokens(tokens: npt.NDArray[np.int64]) -> Bool:
 def class_rows(texts: Sequence[str], before: Sequence[str], tokens: npt.NDArray[np.int64]) -> dict[str, Bool]:
     """Return which tokens are in each class that occurs. "rare tokens" overlaps with the others."""
     classes = np.asarray([token_class(text, previous) for text, previous in zip(texts, before, strict=True)])
-    names = [name for name in (FIRST, INSIDE, DIGITS, PUNCTUATION, SPACE, OTHER) if (classes == name).any()]
+    names = [
+        name for name in (WORD_START, WORD_INSIDE, DIGITS, PUNCTUATION, SPACE, OTHER_PIECE) if (classes == name).any()
+    ]
     rows = {name: classes == name for name in names}
     rare = rare_tokens(tokens)
     return {**rows, RARE: rare} if rare.any() else rows

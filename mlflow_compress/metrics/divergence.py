@@ -21,7 +21,7 @@ LN2 = float(np.log(2.0))
 
 _nats = keys_of("distance", unit="nats")
 _agreement = keys_of("distance", unit="share", high=1.0, unchanged=1.0, by_category=False)
-KL = _nats(
+ITEM_KL = _nats(
     "kl_mean",
     "lower",
     "KL(baseline || variant): the mean over items, of those over options, of those over tokens.",
@@ -32,10 +32,10 @@ KL = _nats(
     by_task=True,
     unscored=TOO_LONG,
 )
-KL_REVERSE = _nats("kl_reverse_mean", "lower", "KL(variant || baseline), weighted as the KL.", by_category=False)
+_KL_REVERSE = _nats("kl_reverse_mean", "lower", "KL(variant || baseline), weighted as the KL.", by_category=False)
 JS = _nats("js_mean", "lower", "Jensen-Shannon divergence, weighted as the KL.", high=LN2, by_category=False)
 ACCEPTANCE = _agreement("acceptance", "higher", "Expected acceptance rate 1 - TV, weighted as the KL.")
-TOP1 = _agreement(
+_TOP1 = _agreement(
     "top1_agreement",
     "higher",
     "Share of tokens with the same most probable token.",
@@ -43,15 +43,15 @@ TOP1 = _agreement(
     headline=40,
     floor="noise/top1_agreement",
 )
-TOP10 = _agreement("top10_agreement", "higher", "Share of the ten most probable tokens that both models have.")
-RBO10 = _agreement("rbo10", "higher", "Rank-biased overlap (p = 0.9) of the ten most probable tokens.")
+_TOP10 = _agreement("top10_agreement", "higher", "Share of the ten most probable tokens that both models have.")
+_RBO10 = _agreement("rbo10", "higher", "Rank-biased overlap (p = 0.9) of the ten most probable tokens.")
 
-ITEM_COLUMNS = {KL: "kl", KL_REVERSE: "kl_reverse", JS: "js", TOP1: "same_top", TOP10: "top10", RBO10: "rbo10"}
+ITEM_COLUMNS = {ITEM_KL: "kl", _KL_REVERSE: "kl_reverse", JS: "js", _TOP1: "same_top", _TOP10: "top10", _RBO10: "rbo10"}
 
 
 @metric(
     "divergence",
-    keys=(KL, KL_REVERSE, JS, ACCEPTANCE, TOP1, TOP10, RBO10),
+    keys=(ITEM_KL, _KL_REVERSE, JS, ACCEPTANCE, _TOP1, _TOP10, _RBO10),
     requires=(ITEMS, VARIANT, OPTION_DISTANCES),
     source="Accuracy is Not All You Need, eq. 1; natural log, full vocabulary",
     noise=True,
@@ -70,12 +70,12 @@ def divergence(inputs: MetricInputs) -> list[MetricResult]:
         of_item[ACCEPTANCE] = 1.0 - inputs.distance("tv")[rows]
         groups = inputs.units(rows)
         estimates = {key: Mean.of_scored(of_item[key], groups) for key in divergence.keys}
-        return estimates | {key: mean_kl(of_item[key], groups) for key in (KL, KL_REVERSE)}
+        return estimates | {key: mean_kl(of_item[key], groups) for key in (ITEM_KL, _KL_REVERSE)}
 
     return by_subset(inputs, means, families=inputs.view.scored)
 
 
-BOUNDS = {
+_BOUNDS = {
     k: _nats(
         f"kl_top{k}",
         "lower",
@@ -89,7 +89,7 @@ BOUNDS = {
     )
     for place, k in enumerate(TOP_LADDER, start=31)
 }
-KEPT = MetricKey.share(
+_KEPT = MetricKey.share(
     "distance/top_kept_mass",
     "neither",
     "Mass, of the baseline, of the tokens in both lists; the bound is the exact KL where it is 1.",
@@ -97,7 +97,7 @@ KEPT = MetricKey.share(
     by_category=False,
     on_request=True,
 )
-CLIPPED_RESTS = MetricKey(
+_CLIPPED_RESTS = MetricKey(
     name="distance/top_rests_clipped",
     unit="items",
     meaning="Items with a rest below 0 by rounding, which the bound takes for 0.",
@@ -108,7 +108,7 @@ CLIPPED_RESTS = MetricKey(
 
 @metric(
     "kl_top_k",
-    keys=(*BOUNDS.values(), KEPT, CLIPPED_RESTS),
+    keys=(*_BOUNDS.values(), _KEPT, _CLIPPED_RESTS),
     requires=(ITEMS, VARIANT, OPTION_BOUNDS),
     source="ours, by the data-processing inequality; weighted as Accuracy is Not All You Need, eq. 1",
     noise=True,
@@ -123,11 +123,11 @@ def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
     assert inputs.variant is not None and inputs.variant.option_bounds is not None  # `requires` has been checked
     bounds = inputs.variant.option_bounds
     lengths = set(bounds.column("k").tolist())
-    if not lengths <= set(BOUNDS):
+    if not lengths <= set(_BOUNDS):
         return []  # lists that are too short for a bound of their own
     if len(lengths) > 1:
         raise DataError("Bounds from lists of several lengths cannot be averaged", got=sorted(lengths))
-    key = BOUNDS[lengths.pop()]
+    key = _BOUNDS[lengths.pop()]
     kl, kept, clipped = (option_means(inputs.view, bounds, name) for name in ("kl", "kept_baseline", "clipped"))
     asked = np.zeros(len(kl), dtype=bool)
     asked[inputs.view.locate(bounds)] = True  # with lists: other items are not in the sample, and not unscored
@@ -138,8 +138,8 @@ def kl_top_k(inputs: MetricInputs) -> list[MetricResult]:
         left, groups = int((~scored).sum()), inputs.view.group[rows]
         return {
             key: mean_kl(kl[rows], groups),
-            KEPT: Mean.of_scored(np.minimum(kept[rows], 1.0), groups),
-            CLIPPED_RESTS: Number(float((clipped[rows][scored] > 0).sum()), int(scored.sum()), left),
+            _KEPT: Mean.of_scored(np.minimum(kept[rows], 1.0), groups),
+            _CLIPPED_RESTS: Number(float((clipped[rows][scored] > 0).sum()), int(scored.sum()), left),
         }
 
     return by_subset(inputs, means, families=inputs.view.scored)

@@ -7,7 +7,7 @@ from mlflow_compress.metrics.core.requirements import ITEMS, PREDICTIONS, VARIAN
 from mlflow_compress.metrics.stats.arrays import Int
 from mlflow_compress.records import MetricResult
 
-FLIPS = MetricKey.percent(
+ITEM_FLIPS = MetricKey.percent(
     "distance/flips_pct",
     "lower",
     "Items whose correctness changed, either way; pooled over multiple choice, or all items where none is.",
@@ -45,7 +45,7 @@ C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT = (
 
 @metric(
     "flips",
-    keys=(FLIPS, ALL_FLIPS, C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT),
+    keys=(ITEM_FLIPS, ALL_FLIPS, C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT),
     requires=(ITEMS, VARIANT, PREDICTIONS),
     source="Accuracy is Not All You Need, sections 2 and 5, table 2",
     noise=True,
@@ -58,7 +58,7 @@ def flips(inputs: MetricInputs) -> list[MetricResult]:
     def shares(rows: Int) -> Estimates:
         right, other, groups = b.correct[rows, 0], q.correct[rows, 0], inputs.units(rows)
         values = {
-            FLIPS: Proportion.of(right != other, groups),
+            ITEM_FLIPS: Proportion.of(right != other, groups),
             C2W: Proportion.of(right & ~other, groups),
             W2C: Proportion.of(~right & other, groups),
             CHANGED_CORRECT: Proportion.of(~other[right], groups[right]),

@@ -20,13 +20,13 @@ from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
 from mlflow_compress.metrics.stats.intervals import group_sums, share_interval
 from mlflow_compress.records import MetricResult, TokenAnswers, TokenScores, align
 
-REQUIRES = (
+_REQUIRES = (
     requirements.VARIANT,
     requirements.GREEDY_ANSWERS,
     requirements.GREEDY_SCORES,
     requirements.GREEDY_DISTANCES,
 )
-SOURCE = "Divergent Token Metrics, arXiv 2311.01544"
+_SOURCE = "Divergent Token Metrics, arXiv 2311.01544"
 
 
 def first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
@@ -157,7 +157,7 @@ def still_equal(answers: Forks, *, level: float = 0.95) -> Survival:
     return Survival(times, same / n, ends[:, 0], ends[:, 1])
 
 
-FDT = MetricKey(
+_FDT = MetricKey(
     name="judge/first_divergent_token",
     direction="higher",
     low=1.0,
@@ -172,9 +172,9 @@ FDT = MetricKey(
 
 @metric(
     "first_divergent_token",
-    keys=(FDT,),
+    keys=(_FDT,),
     requires=(requirements.VARIANT, requirements.GREEDY_ANSWERS),
-    source=f"{SOURCE}; here tokens are counted from 1, both models decode freely, and answers that are "
+    source=f"{_SOURCE}; here tokens are counted from 1, both models decode freely, and answers that are "
     "equal to their end never part",
 )
 def first_divergent_token(inputs: MetricInputs) -> list[MetricResult]:
@@ -188,10 +188,10 @@ def first_divergent_token(inputs: MetricInputs) -> list[MetricResult]:
     if curve.median is None:
         return []
     low, high = curve.median_interval
-    return [replace(r, low=low, high=high) for r in pooled(inputs, {FDT: Number(curve.median, len(forked.time))})]
+    return [replace(r, low=low, high=high) for r in pooled(inputs, {_FDT: Number(curve.median, len(forked.time))})]
 
 
-IDENTICAL = MetricKey.percent(
+_IDENTICAL = MetricKey.percent(
     "judge/identical_answers_pct",
     "higher",
     "Greedy answers of the variant that equal the baseline's, token for token to the end.",
@@ -204,38 +204,38 @@ IDENTICAL = MetricKey.percent(
 
 @metric(
     "identical_answers",
-    keys=(IDENTICAL,),
+    keys=(_IDENTICAL,),
     requires=(requirements.VARIANT, requirements.GREEDY_ANSWERS),
     source="ours; the answers without a first divergent token (arXiv 2311.01544)",
 )
 def identical_answers(inputs: MetricInputs) -> list[MetricResult]:
     """``100 #(equal answers)/n``, a share; two answers that are cut at the token limit are equal up to there."""
     forked = forks(inputs)
-    return pooled(inputs, {IDENTICAL: Proportion(int((~forked.differs).sum()), len(forked.time))})
+    return pooled(inputs, {_IDENTICAL: Proportion(int((~forked.differs).sum()), len(forked.time))})
 
 
-FLOOR = MetricKey.percent(
+_FLOOR = MetricKey.percent(
     "judge/share_of_divergent_tokens_floor_pct",
     "neither",
     "The same share for the baseline on its own answers: near ties that rounding decides.",
     counted="tokens",
 )
-SDT = MetricKey.percent(
+_SDT = MetricKey.percent(
     "judge/share_of_divergent_tokens_pct",
     "lower",
     "Tokens of the baseline's greedy answers that are not the variant's most probable ones (SDT, teacher forcing).",
     label="Divergent tokens",
     headline=162,
-    floor=FLOOR.name,
+    floor=_FLOOR.name,
     counted="tokens",
 )
 
 
 @metric(
     "share_of_divergent_tokens",
-    keys=(SDT, FLOOR),
-    requires=REQUIRES,
-    source=f"{SOURCE}; under teacher forcing on the baseline's answer",
+    keys=(_SDT, _FLOOR),
+    requires=_REQUIRES,
+    source=f"{_SOURCE}; under teacher forcing on the baseline's answer",
 )
 def share_of_divergent_tokens(inputs: MetricInputs) -> list[MetricResult]:
     """``SDT = 100 #{t : argmax q(. | prompt, x_<t) != x_t} / T`` on the baseline's greedy answers x, T tokens in all.
@@ -244,7 +244,7 @@ def share_of_divergent_tokens(inputs: MetricInputs) -> list[MetricResult]:
     The interval is the studentised bootstrap's over answers.
     """
     forced = forced_tokens(inputs)
-    columns = {SDT: forced.divergent, FLOOR: forced.divergent_baseline}
+    columns = {_SDT: forced.divergent, _FLOOR: forced.divergent_baseline}
     return pooled(
         inputs,
         {key: Ratio(*group_sums(100.0 * of_key, forced.places.answer)) for key, of_key in columns.items()},
@@ -252,7 +252,7 @@ def share_of_divergent_tokens(inputs: MetricInputs) -> list[MetricResult]:
 
 
 _kl_key = keys_of("judge", unit="nats", counted="tokens")
-ALL = _kl_key(
+_ALL = _kl_key(
     "kl_greedy",
     "lower",
     "Mean KL(baseline || variant) per token of the baseline's greedy answers, over the whole vocabulary.",
@@ -262,15 +262,15 @@ BEFORE = _kl_key(
     "lower",
     "Mean KL per token of the baseline's greedy answers, up to the first divergent token and with it.",
 )
-BEHIND = _kl_key(
+_BEHIND = _kl_key(
     "kl_behind_fork", "lower", "Mean KL per token of the baseline's greedy answers, behind the first divergent token."
 )
 
 
 @metric(
     "kl_at_fork",
-    keys=(ALL, BEFORE, BEHIND),
-    requires=REQUIRES,
+    keys=(_ALL, BEFORE, _BEHIND),
+    requires=_REQUIRES,
     source="ours; the divergence of eq. 1 of Accuracy is Not All You Need, on the text of arXiv 2311.01544",
 )
 def kl_at_fork(inputs: MetricInputs) -> list[MetricResult]:
@@ -282,7 +282,7 @@ def kl_at_fork(inputs: MetricInputs) -> list[MetricResult]:
     """
     forced = forced_tokens(inputs)
     before = forced.places.index < forks(inputs).time[forced.places.answer]
-    parts = {ALL: np.ones(len(before), dtype=bool), BEFORE: before, BEHIND: ~before}
+    parts = {_ALL: np.ones(len(before), dtype=bool), BEFORE: before, _BEHIND: ~before}
     return pooled(
         inputs,
         {
@@ -293,7 +293,7 @@ def kl_at_fork(inputs: MetricInputs) -> list[MetricResult]:
     )
 
 
-PARTED = MetricKey.percent(
+_PARTED = MetricKey.percent(
     "distance/logged_parted_pct",
     "lower",
     "Logged answers in which the most probable token differs at least once.",
@@ -308,7 +308,7 @@ PARTED = MetricKey.percent(
 
 @metric(
     "logged_answers",
-    keys=(PARTED,),
+    keys=(_PARTED,),
     requires=(requirements.ITEMS, requirements.VARIANT, requirements.OPTION_DISTANCES, requirements.family("logged")),
     source="ours; the first divergent token of greedy decoding, on text that was logged",
     weighted=True,
@@ -318,6 +318,6 @@ def logged_answers(inputs: MetricInputs) -> list[MetricResult]:
     same = inputs.distance("same_top")
 
     def parted(rows: Int) -> Estimates:
-        return {PARTED: Proportion.of(same[rows] < 1.0, inputs.units(rows))}
+        return {_PARTED: Proportion.of(same[rows] < 1.0, inputs.units(rows))}
 
     return by_subset(inputs, parted, scored=same == same, families=("logged",))

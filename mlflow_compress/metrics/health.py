@@ -129,27 +129,27 @@ def defects_of(question: str, answer: str) -> list[str]:
     return [kind for kind, (_, holds) in DEFECTS.items() if holds(one)]
 
 
-CUT = ("cut at the token limit", lambda answer: answer.n_tokens >= answer.most_tokens)
-SHARES: dict[str, tuple[str, Callable[[SampledAnswer], bool]]] = {"cut": CUT, **DEFECTS}
+_CUT = ("cut at the token limit", lambda answer: answer.n_tokens >= answer.most_tokens)
+_SHARES: dict[str, tuple[str, Callable[[SampledAnswer], bool]]] = {"cut": _CUT, **DEFECTS}
 
 _percent = keys_of("judge", unit="percent", high=100.0, counted="answers")
 _length = keys_of("judge", unit="ratio", unchanged=1.0, counted="answers")
-LENGTH_FLOOR = _length(
+_LENGTH_FLOOR = _length(
     "length_ratio_floor",
     "neither",
     "Tokens of the baseline's second sample over those of its first: what an equal model has.",
 )
-LENGTH = _length(
+_LENGTH = _length(
     "length_ratio",
     "neither",
     "Tokens of the variant's sampled answers over those of the baseline's.",
     label="Length of answers",
     headline=156,
     on_main_run=False,
-    floor=LENGTH_FLOOR.name,
+    floor=_LENGTH_FLOOR.name,
     noticed="length of answers",
 )
-DEFECTS_PCT = _percent(
+_DEFECTS_PCT = _percent(
     "defects_pct",
     "lower",
     "Sampled answers with a defect: a loop, no text, another language, unclosed reasoning, or a broken format.",
@@ -159,15 +159,15 @@ DEFECTS_PCT = _percent(
     difference="judge/defects_delta_pct",
     floor="judge/defects_floor_pct",
 )
-BASELINE = _percent("defects_pct_baseline", "neither", "The baseline's share of sampled answers with a defect.")
-DELTA = _percent(
+DEFECTS_BASELINE = _percent("defects_pct_baseline", "neither", "The baseline's share of sampled answers with a defect.")
+DEFECTS_DELTA = _percent(
     "defects_delta_pct",
     "lower",
     "Variant minus baseline; Tango's paired score interval.",
     low=-100.0,
     noticed="answers with a defect",
 )
-FLOOR = _percent(
+_FLOOR = _percent(
     "defects_floor_pct", "neither", "The baseline's second sample minus its first: what an equal model has.", low=-100.0
 )
 WORST_SLICE = slice_key(
@@ -189,7 +189,7 @@ KINDS = {
             noticed=f"answers {what}" if kind == "cut" else "",
         ),
     )
-    for kind, (what, _) in SHARES.items()
+    for kind, (what, _) in _SHARES.items()
 }
 
 
@@ -201,7 +201,7 @@ def _found(samples: AnswerSamples, of: Generations) -> tuple[dict[str, Bool], Fl
         SampledAnswer(samples.questions[r["item_id"]], r["prompt"], r["text"], r["n_tokens"], samples.most_tokens)
         for r in rows
     ]
-    kinds = {kind: np.array([holds(answer) for answer in answers]) for kind, (_, holds) in SHARES.items()}
+    kinds = {kind: np.array([holds(answer) for answer in answers]) for kind, (_, holds) in _SHARES.items()}
     kinds["defects"] = np.any([kinds[kind] for kind in DEFECTS], axis=0)
     return kinds, np.array([answer.n_tokens for answer in answers], dtype=np.float64)
 
@@ -209,7 +209,7 @@ def _found(samples: AnswerSamples, of: Generations) -> tuple[dict[str, Bool], Fl
 @metric(
     "health",
     keys=(
-        *(LENGTH, LENGTH_FLOOR, DEFECTS_PCT, BASELINE, DELTA, FLOOR, WORST_SLICE),
+        *(_LENGTH, _LENGTH_FLOOR, _DEFECTS_PCT, DEFECTS_BASELINE, DEFECTS_DELTA, _FLOOR, WORST_SLICE),
         *(key for keys in KINDS.values() for key in keys),
     ),
     requires=(VARIANT, SAMPLES),
@@ -235,20 +235,20 @@ def health(inputs: MetricInputs) -> list[MetricResult]:
         return Resampled(columns, ratio, groups=groups, most=max(float(samples.most_tokens), columns.max()))
 
     estimates: dict[MetricKey, Estimate] = {
-        DEFECTS_PCT: Proportion.of(theirs["defects"], groups),
-        BASELINE: Proportion.of(ours["defects"], groups),
-        DELTA: PairedDifference.of(ours["defects"], theirs["defects"], groups),
+        _DEFECTS_PCT: Proportion.of(theirs["defects"], groups),
+        DEFECTS_BASELINE: Proportion.of(ours["defects"], groups),
+        DEFECTS_DELTA: PairedDifference.of(ours["defects"], theirs["defects"], groups),
     }
     for kind, (share, delta) in KINDS.items():
         estimates[share] = Proportion.of(theirs[kind], groups)
         estimates[delta] = PairedDifference.of(ours[kind], theirs[kind], groups)
     if tokens.sum():
-        estimates[LENGTH] = length(their_tokens)
+        estimates[_LENGTH] = length(their_tokens)
     if samples.baseline_again is not None:
         again, again_tokens = _found(samples, samples.baseline_again)
-        estimates[FLOOR] = PairedDifference.of(ours["defects"], again["defects"], groups)
+        estimates[_FLOOR] = PairedDifference.of(ours["defects"], again["defects"], groups)
         if tokens.sum():
-            estimates[LENGTH_FLOOR] = length(again_tokens)
+            estimates[_LENGTH_FLOOR] = length(again_tokens)
     keys = [(str(task), str(item)) for task, item, *_ in samples.baseline.key_rows()]
     sliced = slicings(
         [task for task, _ in keys],

@@ -19,11 +19,11 @@ from mlflow_compress.metrics.stats.bootstrap import jackknife_interval, ratio
 from mlflow_compress.metrics.stats.intervals import Interval, bounded_mean_interval
 from mlflow_compress.records import Judgments, MetricResult
 
-JUDGE = "mt_bench"
-TURNS = 2
+GRADED_TASK = "mt_bench"
+_TURNS = 2
 
 
-def by_judge_model(judgments: Judgments, judge: str = JUDGE) -> dict[str, Judgments]:
+def by_judge_model(judgments: Judgments, judge: str = GRADED_TASK) -> dict[str, Judgments]:
     """Return a judge's ratings by its model; "" is the only one, where no other was asked.
 
     Several judge models write their ratings under "mt_bench/<model>", so that one is never taken for another.
@@ -51,13 +51,13 @@ def turn_scores(judgments: Judgments) -> _TurnScores:
         raise AlignmentError("Duplicate keys in the judgments records", fix="Every key must be unique")
     score, turn = judgments.column("score").astype(np.float64), judgments.column("turn").astype(np.int64)
     read = ~np.isnan(score)
-    if (score[read] < 1).any() or (score[read] > 10).any() or not np.isin(turn, range(TURNS)).all():
+    if (score[read] < 1).any() or (score[read] > 10).any() or not np.isin(turn, range(_TURNS)).all():
         raise DataError("Judgments need turns 0 or 1 and scores from 1 to 10 (or none)")
     names = [(task, item) for task, item, *_ in keys]
     question = sorted(set(names))
     index = {name: row for row, name in enumerate(question)}
     row = np.array([index[name] for name in names], dtype=np.int64)
-    shape = (len(question), TURNS)
+    shape = (len(question), _TURNS)
     total, count, unread = np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int64)
     np.add.at(total, (row[read], turn[read]), score[read])
     np.add.at(count, (row[read], turn[read]), 1.0)
@@ -97,7 +97,7 @@ _grade_difference = partial(_grade, low=-9.0, high=9.0)
             by_task=True,
         ),
     ),
-    requires=(rated_by(JUDGE),),
+    requires=(rated_by(GRADED_TASK),),
     source="FastChat llm_judge show_result, which pools the graded answers of both turns; unreadable ratings are "
     "counted as unscored, never as -1; repeated gradings of an answer are averaged first",
 )
@@ -117,10 +117,10 @@ def judge_scores(inputs: MetricInputs) -> list[MetricResult]:
 
 
 def _compared(
-    inputs: MetricInputs, subject: _TurnScores, baseline: _TurnScores | None, *, name: str = JUDGE
+    inputs: MetricInputs, subject: _TurnScores, baseline: _TurnScores | None, *, name: str = GRADED_TASK
 ) -> list[MetricResult]:
     """Return the mean scores of a model, and its baseline's and the difference where there is one, under `name`."""
-    results = _mean_scores(inputs, subject, name, with_turns=name == JUDGE)
+    results = _mean_scores(inputs, subject, name, with_turns=name == GRADED_TASK)
     if baseline is None:
         return results
     if baseline.question != subject.question:
@@ -193,16 +193,16 @@ def score_interval(sums: Float, counts: Int, *, bounds: Interval, level: float) 
     return Interval(max(low, bounds.low), min(high, bounds.high))
 
 
-PANEL = "mt_bench_panel"
+_PANEL = "mt_bench_panel"
 _agreement = keys_of(
     "judge", low=-1.0, high=1.0, unit="correlation", by_task=True, by_category=False, counted="answers"
 )
-KAPPA = _agreement(
+_KAPPA = _agreement(
     "agreement_kappa",
     "neither",
     "Cohen's kappa of two judge models' grades, quadratic weights; of several, the pairs' mean.",
 )
-ALPHA = _agreement(
+_ALPHA = _agreement(
     "agreement_alpha",
     "neither",
     "Krippendorff's alpha of all judge models' grades, on the interval scale; by pair too.",
@@ -213,18 +213,18 @@ ALPHA = _agreement(
     "judge_panel",
     keys=(
         _grade(
-            PANEL,
+            _PANEL,
             "higher",
             "Mean over the judge models of the answers that all of them have graded.",
             label="MT-Bench, mean of judges",
             headline=131,
             on_request=True,
-            difference=f"judge/{PANEL}_delta",
+            difference=f"judge/{_PANEL}_delta",
         ),
-        _grade(f"{PANEL}_baseline", "neither", "The baseline's mean over the judge models."),
-        _grade_difference(f"{PANEL}_delta", "higher", "Variant minus baseline, by the mean of the judge models."),
-        KAPPA,
-        ALPHA,
+        _grade(f"{_PANEL}_baseline", "neither", "The baseline's mean over the judge models."),
+        _grade_difference(f"{_PANEL}_delta", "higher", "Variant minus baseline, by the mean of the judge models."),
+        _KAPPA,
+        _ALPHA,
     ),
     requires=(rated_by("mt_bench"), SEVERAL_JUDGES),
     source="Panel of judges: arXiv 2404.18796 (average pooling). Kappa: Cohen 1968. Alpha: Krippendorff 2011. "
@@ -247,8 +247,8 @@ def judge_panel(inputs: MetricInputs) -> list[MetricResult]:
             for row in part.table.to_pylist():
                 if row["score"] is not None:
                     rows[row["item_id"], who, row["turn"], row["repeat"]] = row["score"]
-    return _compared(inputs, subject, baseline, name=PANEL) + rater_agreement(
-        ratings, itemgetter(0), inputs.settings, kappa=KAPPA.name, alpha=ALPHA.name
+    return _compared(inputs, subject, baseline, name=_PANEL) + rater_agreement(
+        ratings, itemgetter(0), inputs.settings, kappa=_KAPPA.name, alpha=_ALPHA.name
     )
 
 
@@ -267,10 +267,10 @@ def _panel(by_model: Mapping[str, Judgments]) -> _TurnScores:
 
 
 _noise_key = keys_of("judge", high=9.0, unit="points", by_task=True, by_category=False, counted="answers")
-SPREAD = _noise_key(
+_SPREAD = _noise_key(
     "mt_bench_noise_sd", "neither", "Standard deviation of the judge's grades of one and the same answer."
 )
-FLOOR = _noise_key(
+_FLOOR = _noise_key(
     "mt_bench_noise",
     "neither",
     "Standard deviation of the difference between two gradings of the same answers: the noise floor.",
@@ -279,7 +279,7 @@ FLOOR = _noise_key(
 
 @metric(
     "judge_noise",
-    keys=(SPREAD, FLOOR),
+    keys=(_SPREAD, _FLOOR),
     requires=(rated_by("mt_bench"), JUDGE_REPEATS),
     source="Analysis of variance within answers, pooled over both models' answers",
 )
@@ -318,6 +318,6 @@ def _noise(subject: list[list[float]], every: list[list[float]]) -> list[MetricR
     variance = sum(float(np.var(grades)) * len(grades) for grades in repeated) / freedom
     of_mean = variance * sum(1 / len(grades) for grades in subject) / len(subject) ** 2
     return [
-        MetricResult(name=SPREAD.name, value=float(np.sqrt(variance)), n=len(repeated)),
-        MetricResult(name=FLOOR.name, value=float(np.sqrt(2 * of_mean)), n=len(subject)),
+        MetricResult(name=_SPREAD.name, value=float(np.sqrt(variance)), n=len(repeated)),
+        MetricResult(name=_FLOOR.name, value=float(np.sqrt(2 * of_mean)), n=len(subject)),
     ]

@@ -49,7 +49,7 @@ TOP_PERCENT = MetricKey.percent(
 )
 
 
-CLIPPED = MetricKey(
+CLIPPED_KL = MetricKey(
     name="distance/kl_clipped_mean",
     direction="lower",
     high=CLIP,
@@ -72,7 +72,7 @@ ABOVE_CLIP = MetricKey.percent(
 def shows_clipped(pooled: Pooled) -> bool:
     """Return whether the clipped mean and what is above it are shown, as gates read them: the mean has no interval."""
     kl = pooled.get("distance/kl_mean")
-    return kl is not None and kl.high is None and kl.value != 0 and CLIPPED.name in pooled
+    return kl is not None and kl.high is None and kl.value != 0 and CLIPPED_KL.name in pooled
 
 
 KL_ITEMS = MetricKey(
@@ -119,7 +119,7 @@ def kl_concentration(inputs: MetricInputs) -> list[MetricResult]:
 
 @metric(
     "kl_clipped",
-    keys=(CLIPPED, ABOVE_CLIP),
+    keys=(CLIPPED_KL, ABOVE_CLIP),
     requires=(requirements.ITEMS, requirements.VARIANT, requirements.OPTION_DISTANCES),
     source="ours; Gaffke 2005 for the clipped mean, Wilson 1927 for the share",
     noise=True,
@@ -130,7 +130,7 @@ def kl_clipped(inputs: MetricInputs) -> list[MetricResult]:
 
     def bounded(kl: Float, units: Units) -> Estimates:
         clipped = Mean.of(np.minimum(kl, CLIP), units, bounds=(0.0, CLIP))
-        return {CLIPPED: clipped, ABOVE_CLIP: Proportion.of(kl > CLIP, units)}
+        return {CLIPPED_KL: clipped, ABOVE_CLIP: Proportion.of(kl > CLIP, units)}
 
     return _by_subset(inputs, bounded)
 

@@ -10,7 +10,7 @@ from mlflow_compress.metrics.stats.arrays import Float, Int
 from mlflow_compress.metrics.stats.intervals import FEWEST_GROUPS
 from mlflow_compress.records import MetricResult
 
-TEXT = "long_text"
+LONG_TEXT = "long_text"
 LONG_KL = MetricKey(
     name="distance/long_kl",
     direction="lower",
@@ -66,7 +66,7 @@ def tokens_before(item_id: str) -> int:
 @metric(
     "long_context",
     keys=(LONG_KL, SLOPE),
-    requires=(ITEMS, VARIANT, OPTION_DISTANCES, family(TEXT)),
+    requires=(ITEMS, VARIANT, OPTION_DISTANCES, family(LONG_TEXT)),
     source="ours; least squares with a mean per text (within estimator), intervals from a bootstrap over texts",
     noise=True,
 )
@@ -79,9 +79,11 @@ def long_context(inputs: MetricInputs) -> list[MetricResult]:
     """
     view = inputs.view
     kl = inputs.distance("kl")
-    before = np.array([tokens_before(i) if f == TEXT else 0 for i, f in zip(view.item_id, view.family, strict=True)])
+    before = np.array(
+        [tokens_before(i) if f == LONG_TEXT else 0 for i, f in zip(view.item_id, view.family, strict=True)]
+    )
     results = []
-    for subset in inputs.subsets((TEXT,), pooled=(TEXT,)):
+    for subset in inputs.subsets((LONG_TEXT,), pooled=(LONG_TEXT,)):
         rows = subset.rows[np.isfinite(kl[subset.rows])]
         if not len(rows):
             continue

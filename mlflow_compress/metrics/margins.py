@@ -112,24 +112,24 @@ def _margin(name: str, direction: Direction, model: str, answers: str) -> Metric
     return MetricKey.probability(f"quality/{name}", direction, meaning, by_category=False)
 
 
-RIGHT = _margin("margin_correct", "higher", "model", "right")
-WRONG = _margin("margin_incorrect", "neither", "model", "wrong")
-RIGHT_BASELINE = _margin("margin_correct_baseline", "neither", "baseline", "right")
-WRONG_BASELINE = _margin("margin_incorrect_baseline", "neither", "baseline", "wrong")
+_RIGHT = _margin("margin_correct", "higher", "model", "right")
+_WRONG = _margin("margin_incorrect", "neither", "model", "wrong")
+_RIGHT_BASELINE = _margin("margin_correct_baseline", "neither", "baseline", "right")
+_WRONG_BASELINE = _margin("margin_incorrect_baseline", "neither", "baseline", "wrong")
 
 
 @metric(
     "margins",
-    keys=(RIGHT, WRONG, RIGHT_BASELINE, WRONG_BASELINE),
+    keys=(_RIGHT, _WRONG, _RIGHT_BASELINE, _WRONG_BASELINE),
     requires=(ITEMS, OPTION_SCORES),
     source="Accuracy is Not All You Need, section 5; p is normalised over the options, which the paper leaves open",
     weighted=True,
 )
 def margins(inputs: MetricInputs) -> list[MetricResult]:
     """Mean of ``p(best) - p(second best)`` over correct and over incorrect items that every model has scored."""
-    models = [(inputs.subject_predictions, RIGHT, WRONG)]
+    models = [(inputs.subject_predictions, _RIGHT, _WRONG)]
     if inputs.variant is not None:
-        models.append((inputs.baseline_predictions, RIGHT_BASELINE, WRONG_BASELINE))
+        models.append((inputs.baseline_predictions, _RIGHT_BASELINE, _WRONG_BASELINE))
 
     def means(rows: Int) -> Estimates:
         estimates = {}
@@ -144,7 +144,7 @@ def margins(inputs: MetricInputs) -> list[MetricResult]:
     return by_subset(inputs, means, scored=scored, families=inputs.view.choice)
 
 
-CERTAIN = MetricKey.percent(
+_CERTAIN = MetricKey.percent(
     "distance/certain_pct",
     "higher",
     "Share of lettered items whose KL is smaller than any change of their answer needs: certainly unchanged.",
@@ -154,7 +154,7 @@ CERTAIN = MetricKey.percent(
 
 @metric(
     "certain",
-    keys=(CERTAIN,),
+    keys=(_CERTAIN,),
     requires=(ITEMS, OPTION_SCORES, OPTION_DISTANCES, family("lettered")),
     source="ours; the bound follows from the convexity of the KL, see `smallest_kl_to_change`",
     weighted=True,
@@ -172,7 +172,7 @@ def certain(inputs: MetricInputs) -> list[MetricResult]:
         p = np.exp(grid.loglik[rows, 0])
         p /= np.maximum(p.sum(axis=1, keepdims=True), 1.0)  # by rounding, letters can have more than everything
         below = 1.001 * kl[rows] + 1e-6 < smallest_kl_to_change(p)
-        return {CERTAIN: Proportion.of(below, inputs.units(rows))}
+        return {_CERTAIN: Proportion.of(below, inputs.units(rows))}
 
     scored = inputs.scored_by_both & np.isfinite(kl)
     return by_subset(inputs, share, scored=scored, families=("lettered",))

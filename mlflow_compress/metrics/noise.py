@@ -13,8 +13,8 @@ from mlflow_compress.metrics.core.item_table import row_keys
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import METRICS, Direction, Metric, MetricKey, compute, key, metric
 from mlflow_compress.metrics.divergence import ACCEPTANCE, ITEM_COLUMNS
-from mlflow_compress.metrics.flips import ALL_FLIPS, C2W, CHANGED_CORRECT, CHANGED_INCORRECT, FLIPS, W2C, W2W
-from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
+from mlflow_compress.metrics.flips import ALL_FLIPS, C2W, CHANGED_CORRECT, CHANGED_INCORRECT, ITEM_FLIPS, W2C, W2W
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED_KL
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
 from mlflow_compress.metrics.stats.intervals import are_grouped, group_sums
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_exact, paired_mean
@@ -207,7 +207,7 @@ def paired_p_values(inputs: MetricInputs) -> dict[str, float]:
             further = [sign * inputs.distance(column, noise=noise)[rows] for noise in (False, True)]
             p_values |= _paired_mean(of_items.name, group[rows], *further)
         kl = [np.maximum(inputs.distance("kl", noise=noise)[rows], 0.0) for noise in (False, True)]
-        p_values |= _paired_mean(CLIPPED.name, group[rows], *(np.minimum(values, CLIP) for values in kl))
+        p_values |= _paired_mean(CLIPPED_KL.name, group[rows], *(np.minimum(values, CLIP) for values in kl))
         both = np.isfinite(kl[0]) & np.isfinite(kl[1])
         p_values[ABOVE_CLIP.name] = _mcnemar(kl[0][both] > CLIP, kl[1][both] > CLIP, group[rows][both])
     if inputs.missing(requirements.PREDICTIONS) is None and second.missing(requirements.PREDICTIONS) is None:
@@ -221,11 +221,11 @@ def _changes(inputs: MetricInputs, rows: Int) -> dict[str, Bool]:
     """Return which items changed, in each of the ways that are counted."""
     b, q = inputs.baseline_predictions, inputs.variant_predictions
     right, other = b.correct[rows, 0], q.correct[rows, 0]
-    changes = {FLIPS.name: right != other, C2W.name: right & ~other, W2C.name: ~right & other}
+    changes = {ITEM_FLIPS.name: right != other, C2W.name: right & ~other, W2C.name: ~right & other}
     changes[CHANGED_CORRECT.name] = changes[C2W.name]  # of the items that the baseline has right: the others differ not
     if inputs.view.chooses[rows].all():
         wrong = ~right & ~other & (b.content[rows, 0] != q.content[rows, 0])
-        changes |= {W2W.name: wrong, ALL_FLIPS.name: changes[FLIPS.name] | wrong}
+        changes |= {W2W.name: wrong, ALL_FLIPS.name: changes[ITEM_FLIPS.name] | wrong}
         changes[CHANGED_INCORRECT.name] = changes[W2C.name] | wrong
     return changes
 

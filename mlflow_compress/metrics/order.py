@@ -176,7 +176,7 @@ def answer_order(inputs: MetricInputs) -> list[MetricResult]:
     return by_subset(inputs, estimates, scored=scored, families=("lettered",))
 
 
-FAMILY = "lettered_orders"
+LETTERED_ORDERS = "lettered_orders"
 
 
 def _agreement(content: Int, shown: Bool) -> Float:
@@ -243,7 +243,7 @@ _EVERY_ORDER = {
 @metric(
     "all_orders",
     keys=tuple(_EVERY_ORDER.values()),
-    requires=(ITEMS, OPTION_SCORES, family(FAMILY)),
+    requires=(ITEMS, OPTION_SCORES, family(LETTERED_ORDERS)),
     source="Ours, after Changing Answer Order Can Decrease MMLU Accuracy, whose metric takes two orders of the 24",
 )
 def all_orders(inputs: MetricInputs) -> list[MetricResult]:
@@ -255,7 +255,7 @@ def all_orders(inputs: MetricInputs) -> list[MetricResult]:
     """
     items = inputs.baseline.items
     assert items is not None
-    view = ItemTable(items.where(family=FAMILY))
+    view = ItemTable(items.where(family=LETTERED_ORDERS))
     models = {"": _measure(view, inputs.subject)}
     if inputs.variant is not None:
         models["_baseline"] = _measure(view, inputs.baseline)
@@ -263,7 +263,7 @@ def all_orders(inputs: MetricInputs) -> list[MetricResult]:
     if len({model.content[complete].tobytes() for model in models.values()}) > 1:
         raise AlignmentError("Baseline and variant saw different answer orders", fix="Evaluate both on the same tasks")
     results: list[MetricResult] = []
-    for subset in view.subsets((FAMILY,), pooled=(FAMILY,), categories=()):
+    for subset in view.subsets((LETTERED_ORDERS,), pooled=(LETTERED_ORDERS,), categories=()):
         rows = subset.rows[complete[subset.rows]]
         if len(rows) and not (inputs.settings.pooled_only and subset.task):
             left = len(subset.rows) - len(rows)

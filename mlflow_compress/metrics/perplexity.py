@@ -46,24 +46,24 @@ def _rest(share: float) -> float:
     return 1.0 - share
 
 
-MOST_NATS = 709.0
+_MOST_NATS = 709.0
 """A mean negative log-likelihood above it has a perplexity above 8e307, and soon above every float."""
 
 
 def _too_unlikely(inputs: MetricInputs) -> str | None:
-    """Return which text has no perplexity that a float can hold, and how far its mean is above `MOST_NATS`."""
+    """Return which text has no perplexity that a float can hold, and how far its mean is above `_MOST_NATS`."""
     if TOKEN_SCORES.missing(inputs):
         return None  # which is said of the tokens
     for who, run in (("baseline", inputs.baseline), ("variant", inputs.variant)):
-        if run is None or not ((nll := _scores(run).column("nll")) > MOST_NATS).any():
+        if run is None or not ((nll := _scores(run).column("nll")) > _MOST_NATS).any():
             continue
         groups = token_groups(_scores(run))
         texts = {name: groups.task == code for code, name in enumerate(groups.tasks)}
         for name, rows in {**texts, "all texts": np.ones(len(nll), dtype=np.bool_)}.items():
-            if (mean := nll[rows].mean()) > MOST_NATS:
+            if (mean := nll[rows].mean()) > _MOST_NATS:
                 return (
                     f"the {who}'s mean negative log-likelihood on {name} is {mean:,.1f} nats per token: above "
-                    f"{MOST_NATS:g}, the perplexity is larger than any number that can be stored"
+                    f"{_MOST_NATS:g}, the perplexity is larger than any number that can be stored"
                 )
     return None
 
@@ -71,25 +71,25 @@ def _too_unlikely(inputs: MetricInputs) -> str | None:
 PERPLEXITY_EXISTS = Requirement("perplexity_exists", _too_unlikely)
 
 _key = keys_of("quality", unit="perplexity", low=1.0)
-RATIO = keys_of("quality", unit="ratio")(
+_RATIO = keys_of("quality", unit="ratio")(
     "perplexity_ratio", "lower", "Variant over baseline perplexity, paired by token.", unchanged=1.0
 )
-PERPLEXITY = _key(
+_PERPLEXITY = _key(
     "perplexity",
     "lower",
     "exp of the mean nll per scored token.",
     label="Perplexity",
     headline=60,
     leaderboard=True,
-    difference=RATIO.name,
+    difference=_RATIO.name,
     counted="tokens",
 )
-BASELINE = _key("perplexity_baseline", "neither", "The baseline's perplexity on the same tokens.")
+PERPLEXITY_BASELINE = _key("perplexity_baseline", "neither", "The baseline's perplexity on the same tokens.")
 
 
 @metric(
     "perplexity",
-    keys=(PERPLEXITY, BASELINE, RATIO),
+    keys=(_PERPLEXITY, PERPLEXITY_BASELINE, _RATIO),
     requires=(TOKEN_SCORES, PERPLEXITY_EXISTS),
     source="llama.cpp tools/perplexity; intervals from a bootstrap over documents, because tokens are not independent",
 )
@@ -108,9 +108,12 @@ def perplexity(inputs: MetricInputs) -> list[MetricResult]:
         columns.append(finite("the variant's nll", matched(ours, theirs, "nll")))
     results = []
     for subset, mean in _subsets(inputs, ours):
-        estimates: dict[MetricKey, Estimate] = {PERPLEXITY: mean(columns[-1], math.exp)}
+        estimates: dict[MetricKey, Estimate] = {_PERPLEXITY: mean(columns[-1], math.exp)}
         if inputs.variant is not None:
-            estimates |= {BASELINE: mean(columns[0], math.exp), RATIO: mean(columns[1] - columns[0], math.exp)}
+            estimates |= {
+                PERPLEXITY_BASELINE: mean(columns[0], math.exp),
+                _RATIO: mean(columns[1] - columns[0], math.exp),
+            }
         results += of_subset(inputs, subset, estimates)
     return results
 
@@ -131,7 +134,7 @@ def statistics(baseline: TokenScores, variant: TokenScores, distances: TokenDist
 
 _nats = keys_of("distance", unit="nats", counted="tokens")
 _agreement = keys_of("distance", unit="share", high=1.0, unchanged=1.0, counted="tokens")
-KL = _nats(
+CORPUS_KL = _nats(
     "corpus_kl_mean",
     "lower",
     "Mean KL(baseline || variant) per corpus token; also by the number of tokens before it.",
@@ -139,7 +142,7 @@ KL = _nats(
     headline=70,
     floor="noise/corpus_kl_mean",
 )
-CONTEXTS = 8
+_CONTEXTS = 8
 """Most ranges of the number of tokens before; their width is a power of two."""
 GATED_DOCUMENTS, GATED_TOP_PCT = 200, 2.5
 """Fewest documents, and the share of the mean KL that each holds less of, where a gate reads the mean's upper end.
@@ -154,10 +157,10 @@ TOP_DOCUMENT = MetricKey.percent(
     f"{GATED_DOCUMENTS} or more.",
     counted="documents",
 )
-KL_P99 = _nats("corpus_kl_p99", "lower", "99th percentile of the KL over corpus tokens.")
-KL_MAX = _nats("corpus_kl_max", "lower", "Largest KL of any corpus token.")
-ACCEPTANCE = _agreement("corpus_acceptance", "higher", "Expected acceptance rate 1 - TV on corpus tokens.")
-TOP1 = _agreement(
+_KL_P99 = _nats("corpus_kl_p99", "lower", "99th percentile of the KL over corpus tokens.")
+_KL_MAX = _nats("corpus_kl_max", "lower", "Largest KL of any corpus token.")
+_ACCEPTANCE = _agreement("corpus_acceptance", "higher", "Expected acceptance rate 1 - TV on corpus tokens.")
+_TOP1 = _agreement(
     "corpus_top1_agreement",
     "higher",
     "Corpus tokens with the same most probable token.",
@@ -165,12 +168,12 @@ TOP1 = _agreement(
     headline=80,
     floor="noise/corpus_top1_agreement",
 )
-TOP10 = _agreement("corpus_top10_agreement", "higher", "Ten most probable corpus tokens that both have.")
-RBO10 = _agreement("corpus_rbo10", "higher", "Rank-biased overlap of the ten most probable tokens.")
-DP_MEAN = MetricKey.percent(
+_TOP10 = _agreement("corpus_top10_agreement", "higher", "Ten most probable corpus tokens that both have.")
+_RBO10 = _agreement("corpus_rbo10", "higher", "Rank-biased overlap of the ten most probable tokens.")
+_DP_MEAN = MetricKey.percent(
     "distance/corpus_dp_mean_pct", "neither", "Mean change of the target's probability.", low=-100.0, counted="tokens"
 )
-DP_RMS = MetricKey.percent(
+_DP_RMS = MetricKey.percent(
     "distance/corpus_dp_rms_pct",
     "lower",
     "RMS change of the target's probability.",
@@ -181,7 +184,7 @@ DP_RMS = MetricKey.percent(
 
 @metric(
     "corpus_distance",
-    keys=(KL, TOP_DOCUMENT, KL_P99, KL_MAX, ACCEPTANCE, TOP1, TOP10, RBO10, DP_MEAN, DP_RMS),
+    keys=(CORPUS_KL, TOP_DOCUMENT, _KL_P99, _KL_MAX, _ACCEPTANCE, _TOP1, _TOP10, _RBO10, _DP_MEAN, _DP_RMS),
     requires=(VARIANT, TOKEN_SCORES, TOKEN_DISTANCES),
     source="llama.cpp tools/perplexity --kl-divergence; intervals from a bootstrap over documents",
     noise=True,
@@ -201,15 +204,15 @@ def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
         n = len(subset.rows)
         p99, highest = np.quantile(kl[subset.rows], [0.99, 1.0])
         estimates: dict[MetricKey, Estimate] = {
-            KL: (mean_kl := mean(kl)),
-            ACCEPTANCE: mean(rejected, _rest),
-            TOP1: mean(1.0 - top, _rest),
-            DP_MEAN: mean(100.0 * dp),
-            DP_RMS: mean(1e4 * dp * dp, math.sqrt),
-            TOP10: mean(1.0 - top10, _rest),
-            RBO10: mean(1.0 - rbo10, _rest),
-            KL_P99: Number(float(p99), n),
-            KL_MAX: Number(float(highest), n),
+            CORPUS_KL: (mean_kl := mean(kl)),
+            _ACCEPTANCE: mean(rejected, _rest),
+            _TOP1: mean(1.0 - top, _rest),
+            _DP_MEAN: mean(100.0 * dp),
+            _DP_RMS: mean(1e4 * dp * dp, math.sqrt),
+            _TOP10: mean(1.0 - top10, _rest),
+            _RBO10: mean(1.0 - rbo10, _rest),
+            _KL_P99: Number(float(p99), n),
+            _KL_MAX: Number(float(highest), n),
         }
         sums = np.maximum(mean_kl.sums, 0.0)
         if sums.sum() > 0.0:
@@ -221,13 +224,13 @@ def corpus_distance(inputs: MetricInputs) -> list[MetricResult]:
 
 
 def _by_context(inputs: MetricInputs, subset: ItemSubset, kl: Float) -> list[MetricResult]:
-    """Return the mean KL of one corpus in at most `CONTEXTS` equally wide ranges of the number of tokens before."""
+    """Return the mean KL of one corpus in at most `_CONTEXTS` equally wide ranges of the number of tokens before."""
     scores = _scores(inputs.baseline)
     position = scores.column("position").astype(np.int64)[subset.rows]
     document = token_groups(scores).document[subset.rows]
     first, last = int(position.min()), int(position.max())
     width = 1
-    while last // width - first // width >= CONTEXTS:
+    while last // width - first // width >= _CONTEXTS:
         width *= 2
     results = []
     for number in range(first // width, last // width + 1):
@@ -235,5 +238,5 @@ def _by_context(inputs: MetricInputs, subset: ItemSubset, kl: Float) -> list[Met
         if len(rows):
             mean = _ratio(kl, rows=rows, documents=document[inside])
             name = f"tokens {number * width}-{(number + 1) * width - 1}"
-            results += of_subset(inputs, ItemSubset(subset.task, name, rows), {KL: mean})
+            results += of_subset(inputs, ItemSubset(subset.task, name, rows), {CORPUS_KL: mean})
     return results

@@ -54,8 +54,8 @@ def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
 
 
 _RATES = {batch: _rates(batch) for batch in _BATCHES}
-FIRST = _time_key("first_token_ms", "lower", "The variant's time to the first token of one prompt.")
-FIRST_BASELINE = _time_key("first_token_ms_baseline", "neither", "The baseline's.")
+FIRST_TOKEN = _time_key("first_token_ms", "lower", "The variant's time to the first token of one prompt.")
+_FIRST_BASELINE = _time_key("first_token_ms_baseline", "neither", "The baseline's.")
 _GAPS = {
     q: (
         _time_key(
@@ -73,8 +73,8 @@ _GAPS = {
     "speed",
     keys=(
         *(key for rates in _RATES.values() for keys in rates.values() for key in keys),
-        FIRST,
-        FIRST_BASELINE,
+        FIRST_TOKEN,
+        _FIRST_BASELINE,
         *(key for keys in _GAPS.values() for key in keys),
     ),
     requires=(VARIANT, TIMINGS),
@@ -104,7 +104,7 @@ def serving_speed(inputs: MetricInputs) -> list[MetricResult]:
                 b = _rate(baseline, what)
                 results += [_mean(of_baseline, b, inputs), _mean(ratio, a / b, inputs)]
         if batch == 1:
-            for times, first, which in ((variant, FIRST, 0), (baseline, FIRST_BASELINE, 1)):
+            for times, first, which in ((variant, FIRST_TOKEN, 0), (baseline, _FIRST_BASELINE, 1)):
                 if times is None:
                     continue
                 results.append(_mean(first, 1000 * times.seconds[:, 0], inputs))
@@ -154,7 +154,7 @@ def _mean(key: MetricKey, values: Float, inputs: MetricInputs) -> MetricResult:
 
 _MB = 2**20
 
-PEAK_RATIO = _memory_key(
+_PEAK_RATIO = _memory_key(
     "memory_peak_ratio",
     "lower",
     "The variant's peak memory while serving over the baseline's in the same runtime.",
@@ -164,20 +164,20 @@ PEAK_RATIO = _memory_key(
     leaderboard=True,
     unchanged=1.0,
 )
-PEAK = _memory_key(
+_PEAK = _memory_key(
     "memory_peak_mb",
     "lower",
     "Memory that the variant takes at most, from loading to the last token, without the imported libraries.",
     label="Peak memory, MB",
     headline=172,
-    difference=PEAK_RATIO.name,
+    difference=_PEAK_RATIO.name,
 )
-PEAK_BASELINE = _memory_key("memory_peak_mb_baseline", "neither", "The baseline's.")
+_PEAK_BASELINE = _memory_key("memory_peak_mb_baseline", "neither", "The baseline's.")
 
 
 @metric(
     "serving_memory",
-    keys=(PEAK, PEAK_BASELINE, PEAK_RATIO),
+    keys=(_PEAK, _PEAK_BASELINE, _PEAK_RATIO),
     requires=(VARIANT, SERVING_MEMORY),
     source="Peak resident set size (Linux's VmHWM), and on an accelerator the peak that torch's allocator reports",
 )
@@ -191,5 +191,5 @@ def serving_memory(inputs: MetricInputs) -> list[MetricResult]:
     ours, theirs = inputs.subject.serving_memory, inputs.baseline.serving_memory
     assert ours is not None and theirs is not None  # required
     variant, baseline = (records.table.column("peak_bytes").to_numpy() / _MB for records in (ours, theirs))
-    values = {PEAK: variant, PEAK_BASELINE: baseline, PEAK_RATIO: variant / baseline}
+    values = {_PEAK: variant, _PEAK_BASELINE: baseline, _PEAK_RATIO: variant / baseline}
     return [_mean(key, peaks, inputs) for key, peaks in values.items()]

@@ -22,11 +22,11 @@ from mlflow_compress.metrics.stats.significance import benjamini_hochberg
 from mlflow_compress.reasoning import agree, conclusions, parted, read_answer, read_gold, stays_in_thought
 from mlflow_compress.records import Generations, MetricResult
 
-FAMILY = "thinking"
-REQUIRES = (ITEMS, VARIANT, GENERATIONS, family(FAMILY))
-FLAGS = ("cut", "unclosed", "loops", "found", "found_another")
-LOOP_WITHIN = 8000  # last characters of a cut answer
-FALSE_DISCOVERIES = 0.05  # Of the questions that are called lost or won, at most this share on average
+THINKING = "thinking"
+ANSWERED_PROBLEMS = (ITEMS, VARIANT, GENERATIONS, family(THINKING))
+_FLAGS = ("cut", "unclosed", "loops", "found", "found_another")
+_LOOP_WITHIN = 8000  # last characters of a cut answer
+_FALSE_DISCOVERIES = 0.05  # Of the questions that are called lost or won, at most this share on average
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ def thinking_models(inputs: MetricInputs) -> ThinkingModels:
 
 def _thinking_models(inputs: MetricInputs) -> ThinkingModels:
     view = inputs.view
-    rows = np.flatnonzero(view.family == FAMILY)
+    rows = np.flatnonzero(view.family == THINKING)
     assert inputs.variant is not None and inputs.variant.generations is not None
     assert inputs.baseline.generations is not None  # `requires` has been checked
     theirs = inputs.variant.generations.where(task=set(view.task[rows]))
@@ -110,7 +110,7 @@ def _read(inputs: MetricInputs, rows: Int, answers: Generations, start: int, k: 
     ]
     read: list[list[str | None]] = [[None] * k for _ in rows]
     right, tokens, hesitations = np.full((len(rows), k), np.nan), np.zeros((len(rows), k)), np.zeros((len(rows), k))
-    flags = {name: np.zeros((len(rows), k), dtype=bool) for name in FLAGS}
+    flags = {name: np.zeros((len(rows), k), dtype=bool) for name in _FLAGS}
     columns = ("sample", "prompt", "text", "n_tokens")
     for n, row in zip(at, drawn.table.select(columns).to_pylist(), strict=True):
         cell = n, row["sample"] - start
@@ -125,7 +125,7 @@ def _read(inputs: MetricInputs, rows: Int, answers: Generations, start: int, k: 
         concluded = set(conclusions(thought, rules[n]))
         flags["cut"][cell] = row["n_tokens"] >= int(known[n][1])
         # Longer periods than a third of this are not looked for: an answer has 100,000 characters and more.
-        flags["loops"][cell] = flags["cut"][cell] and loop_period(row["text"][-LOOP_WITHIN:]) is not None
+        flags["loops"][cell] = flags["cut"][cell] and loop_period(row["text"][-_LOOP_WITHIN:]) is not None
         flags["unclosed"][cell] = not answer and stays_in_thought(row["prompt"], row["text"])
         for name, sought in (("found", golds[n]), ("found_another", others[n])):
             flags[name][cell] = any(agree(sought, one, rules[n]) for one in concluded)
@@ -185,8 +185,8 @@ def change_p(first: DrawnAnswers, second: DrawnAnswers) -> Float:
 _share = keys_of("reasoning", unit="share", high=1.0, counted="answers", on_request=True)
 _percent = keys_of("reasoning", unit="percent", high=100.0, on_request=True)
 _EQUAL = "the baseline's second sampling against its first, which is what an equal model has."
-PASS_FLOOR = _share("pass_at_1_floor", "neither", f"The same of {_EQUAL}", low=-1.0)
-PASS_BASELINE = _share("pass_at_1_baseline", "higher", "The same of the baseline.")
+_PASS_FLOOR = _share("pass_at_1_floor", "neither", f"The same of {_EQUAL}", low=-1.0)
+_PASS_BASELINE = _share("pass_at_1_baseline", "higher", "The same of the baseline.")
 PASS = _share(
     "pass_at_1",
     "higher",
@@ -194,7 +194,7 @@ PASS = _share(
     label="Right answers (pass@1)",
     headline=135,
     difference="reasoning/pass_at_1_delta",
-    floor=PASS_FLOOR.name,
+    floor=_PASS_FLOOR.name,
     on_main_run=False,
 )
 PASS_DELTA = _share(
@@ -206,34 +206,34 @@ PASS_DELTA = _share(
     noticed="right answers to problems",
 )
 _of_questions = keys_of("reasoning", unit="share", high=1.0, on_request=True)
-PASS_K = _of_questions("pass_at_k", "higher", "Probability that one of k answers is right, k half of those drawn.")
-PASS_K_BASELINE = _of_questions("pass_at_k_baseline", "higher", "The same of the baseline.")
-PASS_K_DELTA = _of_questions("pass_at_k_delta", "higher", "Variant minus baseline.", low=-1.0)
-MAJORITY = _of_questions("majority_at_k", "higher", "Questions whose most frequent answer is right.")
-MAJORITY_BASELINE = _of_questions("majority_at_k_baseline", "higher", "The same of the baseline.")
-MAJORITY_DELTA = _of_questions("majority_at_k_delta", "higher", "Variant minus baseline.", low=-1.0)
-FLIPS_FLOOR = _percent("flips_floor_pct", "neither", f"The same of {_EQUAL}", low=-100.0)
-FLIPS = _percent(
+_PASS_K = _of_questions("pass_at_k", "higher", "Probability that one of k answers is right, k half of those drawn.")
+_PASS_K_BASELINE = _of_questions("pass_at_k_baseline", "higher", "The same of the baseline.")
+_PASS_K_DELTA = _of_questions("pass_at_k_delta", "higher", "Variant minus baseline.", low=-1.0)
+_MAJORITY = _of_questions("majority_at_k", "higher", "Questions whose most frequent answer is right.")
+_MAJORITY_BASELINE = _of_questions("majority_at_k_baseline", "higher", "The same of the baseline.")
+_MAJORITY_DELTA = _of_questions("majority_at_k_delta", "higher", "Variant minus baseline.", low=-1.0)
+_FLIPS_FLOOR = _percent("flips_floor_pct", "neither", f"The same of {_EQUAL}", low=-100.0)
+PROBLEM_FLIPS = _percent(
     "flips_pct",
     "lower",
     "Mean squared change of the probability of being right, without the luck of sampling; of sure answers, flips.",
     low=-100.0,
     label="Flips of drawn answers",
     headline=136,
-    floor=FLIPS_FLOOR.name,
+    floor=_FLIPS_FLOOR.name,
     on_main_run=False,
 )
-LOST = _percent("lost_pct", "lower", "Questions that the variant is surely less often right about.")
-WON = _percent("won_pct", "neither", "Questions that the variant is surely more often right about.")
+_LOST = _percent("lost_pct", "lower", "Questions that the variant is surely less often right about.")
+_WON = _percent("won_pct", "neither", "Questions that the variant is surely more often right about.")
 
 
 @metric(
     "thinking",
     keys=(
-        *(PASS, PASS_BASELINE, PASS_DELTA, PASS_FLOOR, PASS_K, PASS_K_BASELINE, PASS_K_DELTA),
-        *(MAJORITY, MAJORITY_BASELINE, MAJORITY_DELTA, FLIPS, FLIPS_FLOOR, LOST, WON),
+        *(PASS, _PASS_BASELINE, PASS_DELTA, _PASS_FLOOR, _PASS_K, _PASS_K_BASELINE, _PASS_K_DELTA),
+        *(_MAJORITY, _MAJORITY_BASELINE, _MAJORITY_DELTA, PROBLEM_FLIPS, _FLIPS_FLOOR, _LOST, _WON),
     ),
-    requires=REQUIRES,
+    requires=ANSWERED_PROBLEMS,
     source="pass@k of HumanEval (arXiv 2107.03374); majority of self-consistency (arXiv 2203.11171); flips are ours",
 )
 def thinking(inputs: MetricInputs) -> list[MetricResult]:
@@ -269,9 +269,9 @@ def thinking(inputs: MetricInputs) -> list[MetricResult]:
 
     estimates: dict[MetricKey, Estimate] = {
         PASS: share(variant),
-        PASS_BASELINE: share(again),
+        _PASS_BASELINE: share(again),
         PASS_DELTA: change(again, variant),
-        PASS_FLOOR: change(first, again),
+        _PASS_FLOOR: change(first, again),
     }
     k = max(1, variant.right.shape[1] // 2)
 
@@ -283,8 +283,8 @@ def thinking(inputs: MetricInputs) -> list[MetricResult]:
         return np.array([majority_right(read, right) for read, right in zip(one.read, one.right, strict=True)])
 
     for values, (own, base, delta) in (
-        (of_k, (PASS_K, PASS_K_BASELINE, PASS_K_DELTA)),
-        (majority, (MAJORITY, MAJORITY_BASELINE, MAJORITY_DELTA)),
+        (of_k, (_PASS_K, _PASS_K_BASELINE, _PASS_K_DELTA)),
+        (majority, (_MAJORITY, _MAJORITY_BASELINE, _MAJORITY_DELTA)),
     ):
         a, b = values(again), values(variant)
         estimates |= {own: Mean.of_scored(b), base: Mean.of_scored(a)}
@@ -292,11 +292,11 @@ def thinking(inputs: MetricInputs) -> list[MetricResult]:
         estimates[delta] = Resampled(
             np.column_stack([a, b])[both], difference_of(first_column), n_unscored=int((~both).sum())
         )
-    for key, other in ((FLIPS, variant), (FLIPS_FLOOR, again)):
+    for key, other in ((PROBLEM_FLIPS, variant), (_FLIPS_FLOOR, again)):
         estimates[key] = Mean.of_scored(100.0 * squared_change(first, other), skewed=True)
-    sure = change_p(first, variant) < FALSE_DISCOVERIES
+    sure = change_p(first, variant) < _FALSE_DISCOVERIES
     worse = np.nan_to_num(variant.share_right - first.share_right) < 0.0
-    estimates |= {LOST: Proportion.of(sure & worse), WON: Proportion.of(sure & ~worse)}
+    estimates |= {_LOST: Proportion.of(sure & worse), _WON: Proportion.of(sure & ~worse)}
     return pooled(inputs, estimates)
 
 
@@ -316,7 +316,7 @@ def questions_table(inputs: MetricInputs) -> list[dict[str, Any]]:
                 "right_variant": int(np.nansum(models.variant.right[n])),
                 "read_variant": int(models.variant.n_read[n]),
                 "p": p,
-                "change": None if p >= FALSE_DISCOVERIES else "lost" if theirs < ours else "won",
+                "change": None if p >= _FALSE_DISCOVERIES else "lost" if theirs < ours else "won",
             }
         )
     return rows

@@ -9,13 +9,13 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import difference_of, ratio, ratio_of_ratios
-from mlflow_compress.metrics.thinking import REQUIRES, DrawnAnswers, thinking_models
+from mlflow_compress.metrics.thinking import ANSWERED_PROBLEMS, DrawnAnswers, thinking_models
 from mlflow_compress.records import MetricResult
 
 _times = keys_of("reasoning", unit="ratio", unchanged=1.0, counted="answers", on_request=True)
 _percent = keys_of("reasoning", unit="percent", high=100.0, counted="answers", on_request=True)
 _tokens = keys_of("reasoning", unit="tokens", counted="answers", on_request=True)
-LENGTH_FLOOR = _times(
+_LENGTH_FLOOR = _times(
     "length_ratio_floor", "neither", "The same of the baseline's second sampling against its first: of an equal model."
 )
 LENGTH = _times(
@@ -24,14 +24,14 @@ LENGTH = _times(
     "Tokens of the variant's drawn answers, thoughts included, over those of the baseline's.",
     label="Length of thoughts and answers",
     headline=137,
-    floor=LENGTH_FLOOR.name,
+    floor=_LENGTH_FLOOR.name,
     on_main_run=False,
     noticed="length of thoughts",
 )
 _SAME = "question by question, where both have some"
-LENGTH_RIGHT = _times("length_ratio_right", "neither", f"The same of right answers, {_SAME}.", counted="items")
-LENGTH_WRONG = _times("length_ratio_wrong", "neither", f"The same of wrong answers, {_SAME}.", counted="items")
-KINDS = {
+_LENGTH_RIGHT = _times("length_ratio_right", "neither", f"The same of right answers, {_SAME}.", counted="items")
+_LENGTH_WRONG = _times("length_ratio_wrong", "neither", f"The same of wrong answers, {_SAME}.", counted="items")
+_KINDS = {
     kind: (
         _percent(f"{kind}_pct", "lower", f"Drawn answers of the variant {what}."),
         _percent(f"{kind}_pct_baseline", "neither", "The same of the baseline."),
@@ -43,7 +43,7 @@ KINDS = {
         ("loops", "cut at the token limit while they repeat a span"),
     )
 }
-FOUND = _percent(
+_FOUND = _percent(
     "found_and_lost_pct",
     "neither",
     "Of the variant's wrong answers, those whose thought concludes the right answer somewhere.",
@@ -52,21 +52,21 @@ FOUND = _percent(
     difference="reasoning/found_and_lost_delta_pct",
     on_main_run=False,
 )
-FOUND_BASELINE = _percent("found_and_lost_pct_baseline", "neither", "The same of the baseline.")
-FOUND_DELTA = _percent("found_and_lost_delta_pct", "neither", "Variant minus baseline.", low=-100.0)
-FOUND_BY_CHANCE = _percent(
+_FOUND_BASELINE = _percent("found_and_lost_pct_baseline", "neither", "The same of the baseline.")
+_FOUND_DELTA = _percent("found_and_lost_delta_pct", "neither", "Variant minus baseline.", low=-100.0)
+_FOUND_BY_CHANCE = _percent(
     "found_by_chance_pct", "neither", "The variant's, held against the right answers of other questions."
 )
 _hesitations = keys_of("reasoning", unit="markers", counted="answers", on_request=True)
-HESITATION = _hesitations(
+_HESITATION = _hesitations(
     "hesitation_per_1k", "neither", "Hesitation markers in the variant's thoughts per 1,000 tokens."
 )
-HESITATION_BASELINE = _hesitations("hesitation_per_1k_baseline", "neither", "The same of the baseline.")
-HESITATION_DELTA = _hesitations("hesitation_per_1k_delta", "neither", "Variant minus baseline.", low=-np.inf)
-HESITATION_FLOOR = _hesitations(
+_HESITATION_BASELINE = _hesitations("hesitation_per_1k_baseline", "neither", "The same of the baseline.")
+_HESITATION_DELTA = _hesitations("hesitation_per_1k_delta", "neither", "Variant minus baseline.", low=-np.inf)
+_HESITATION_FLOOR = _hesitations(
     "hesitation_per_1k_floor", "neither", "The baseline's second sampling minus its first.", low=-np.inf
 )
-COST = _tokens(
+_COST = _tokens(
     "tokens_per_right",
     "lower",
     "Tokens that the variant writes to one right answer.",
@@ -75,7 +75,7 @@ COST = _tokens(
     difference="reasoning/tokens_per_right_ratio",
     on_main_run=False,
 )
-COST_BASELINE = _tokens("tokens_per_right_baseline", "lower", "The same of the baseline.")
+_COST_BASELINE = _tokens("tokens_per_right_baseline", "lower", "The same of the baseline.")
 COST_RATIO = _times(
     "tokens_per_right_ratio",
     "lower",
@@ -92,12 +92,12 @@ def _found_share(means: Float) -> Float:
 @metric(
     "thought_length",
     keys=(
-        *(LENGTH, LENGTH_FLOOR, LENGTH_RIGHT, LENGTH_WRONG),
-        *(key for keys in KINDS.values() for key in keys),
-        *(HESITATION, HESITATION_BASELINE, HESITATION_DELTA, HESITATION_FLOOR),
-        *(FOUND, FOUND_BASELINE, FOUND_DELTA, FOUND_BY_CHANCE, COST, COST_BASELINE, COST_RATIO),
+        *(LENGTH, _LENGTH_FLOOR, _LENGTH_RIGHT, _LENGTH_WRONG),
+        *(key for keys in _KINDS.values() for key in keys),
+        *(_HESITATION, _HESITATION_BASELINE, _HESITATION_DELTA, _HESITATION_FLOOR),
+        *(_FOUND, _FOUND_BASELINE, _FOUND_DELTA, _FOUND_BY_CHANCE, _COST, _COST_BASELINE, COST_RATIO),
     ),
-    requires=REQUIRES,
+    requires=ANSWERED_PROBLEMS,
     source="failures that had the answer on the way, and hesitation words: arXiv 2606.00206, there read by a model, "
     "here by rule; the list of markers is ours",
 )
@@ -143,11 +143,11 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
 
     estimates: dict[MetricKey, Estimate] = {
         LENGTH: length(again, variant),
-        LENGTH_FLOOR: length(first, again),
-        LENGTH_RIGHT: length_where(1.0),
-        LENGTH_WRONG: length_where(0.0),
+        _LENGTH_FLOOR: length(first, again),
+        _LENGTH_RIGHT: length_where(1.0),
+        _LENGTH_WRONG: length_where(0.0),
     }
-    for kind, (share, base, delta) in KINDS.items():
+    for kind, (share, base, delta) in _KINDS.items():
         a, b = (getattr(one, kind).ravel() for one in (again, variant))
         estimates |= {
             share: share_of(b, groups),
@@ -157,9 +157,9 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     hesitant = {
         one: np.column_stack([1000.0 * one.hesitations.ravel(), one.tokens.ravel()]) for one in (first, again, variant)
     }
-    for key, one in ((HESITATION, variant), (HESITATION_BASELINE, again)):
+    for key, one in ((_HESITATION, variant), (_HESITATION_BASELINE, again)):
         estimates[key] = Resampled(hesitant[one], ratio, groups=groups)
-    for key, one, other in ((HESITATION_DELTA, again, variant), (HESITATION_FLOOR, first, again)):
+    for key, one, other in ((_HESITATION_DELTA, again, variant), (_HESITATION_FLOOR, first, again)):
         both = np.column_stack([hesitant[one], hesitant[other]])
         estimates[key] = Resampled(both, difference_of(ratio), groups=groups)
 
@@ -167,21 +167,21 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     found = {"baseline": again.found.ravel(), "variant": variant.found.ravel()}
     mine = wrong["variant"]
     estimates |= {
-        FOUND: share_of(found["variant"][mine], groups[mine]),
-        FOUND_BASELINE: share_of(found["baseline"][wrong["baseline"]], groups[wrong["baseline"]]),
-        FOUND_BY_CHANCE: share_of(variant.found_another.ravel()[mine], groups[mine]),
+        _FOUND: share_of(found["variant"][mine], groups[mine]),
+        _FOUND_BASELINE: share_of(found["baseline"][wrong["baseline"]], groups[wrong["baseline"]]),
+        _FOUND_BY_CHANCE: share_of(variant.found_another.ravel()[mine], groups[mine]),
     }
     parts = [column for who in wrong for column in (found[who] & wrong[who], wrong[who])]
     if wrong["baseline"].any() and mine.any():
         some = wrong["baseline"] | mine
         columns = np.column_stack(parts).astype(np.float64)[some]
-        estimates[FOUND_DELTA] = Resampled(columns, difference_of(_found_share), groups=groups[some])
+        estimates[_FOUND_DELTA] = Resampled(columns, difference_of(_found_share), groups=groups[some])
     costs = [column for one in (variant, again) for column in (one.tokens.ravel(), (one.right == 1.0).ravel())]
     columns = np.column_stack(costs).astype(np.float64)
     if (variant.right == 1.0).any():
-        estimates[COST] = positive(columns[:, :2], ratio, groups=groups)
+        estimates[_COST] = positive(columns[:, :2], ratio, groups=groups)
     if (again.right == 1.0).any():
-        estimates[COST_BASELINE] = positive(columns[:, 2:], ratio, groups=groups)
-    if COST in estimates and COST_BASELINE in estimates:
+        estimates[_COST_BASELINE] = positive(columns[:, 2:], ratio, groups=groups)
+    if _COST in estimates and _COST_BASELINE in estimates:
         estimates[COST_RATIO] = positive(columns, ratio_of_ratios, groups=groups)
     return pooled(inputs, estimates)

@@ -20,7 +20,7 @@ from mlflow_compress.tool_calls import Call, is_valid, read_calls, same_calls
 
 _key = keys_of("tools", unit="percent", high=100.0, counted="answers", on_request=True)
 _EQUAL = "the baseline's second sampling against its first, which is what an equal model has."
-CALLED = _key(
+_CALLED = _key(
     "called_pct",
     "neither",
     "Drawn answers of the variant that call a tool.",
@@ -30,22 +30,22 @@ CALLED = _key(
     floor="tools/called_floor_pct",
     on_main_run=False,
 )
-CALLED_BASELINE = _key("called_pct_baseline", "neither", "The baseline's share of drawn answers that call a tool.")
-CALLED_DELTA = _key(
+_CALLED_BASELINE = _key("called_pct_baseline", "neither", "The baseline's share of drawn answers that call a tool.")
+_CALLED_DELTA = _key(
     "called_delta_pct",
     "neither",
     "Variant minus baseline; Tango's paired score interval.",
     low=-100.0,
     noticed="answers with a call of a tool",
 )
-CALLED_FLOOR = _key("called_floor_pct", "neither", f"The same of {_EQUAL}", low=-100.0)
-PRECISION = _key(
+_CALLED_FLOOR = _key("called_floor_pct", "neither", f"The same of {_EQUAL}", low=-100.0)
+_PRECISION = _key(
     "trigger_precision_pct", "higher", "Of the variant's answers with a call, those where its baseline calls too."
 )
-RECALL = _key(
+_RECALL = _key(
     "trigger_recall_pct", "higher", "Of the baseline's answers with a call, those where the variant calls too."
 )
-F1_FLOOR = _key("trigger_f1_floor_pct", "higher", f"The F1 of {_EQUAL}")
+_F1_FLOOR = _key("trigger_f1_floor_pct", "higher", f"The F1 of {_EQUAL}")
 F1 = _key(
     "trigger_f1_pct",
     "higher",
@@ -53,22 +53,22 @@ F1 = _key(
     label="Same decision to call (F1)",
     headline=146,
     unchanged=100.0,
-    floor=F1_FLOOR.name,
+    floor=_F1_FLOOR.name,
     on_main_run=False,
 )
-SAME_FUNCTIONS = _key(
+_SAME_FUNCTIONS = _key(
     "same_functions_pct", "higher", "Of answers with a call of both models, those that call the same functions."
 )
-SAME_CALLS_FLOOR = _key("same_calls_floor_pct", "higher", f"The same of {_EQUAL}")
-SAME_CALLS = _key(
+_SAME_CALLS_FLOOR = _key("same_calls_floor_pct", "higher", f"The same of {_EQUAL}")
+_SAME_CALLS = _key(
     "same_calls_pct",
     "higher",
     "Of answers with a call of both models, those with the same functions and arguments.",
-    floor=SAME_CALLS_FLOOR.name,
+    floor=_SAME_CALLS_FLOOR.name,
     unchanged=100.0,
 )
-JSON = _key("json_pct", "higher", "Of the variant's answers with a call, those whose calls are all valid JSON.")
-JSON_BASELINE = _key("json_pct_baseline", "higher", "The same of the baseline.")
+_JSON = _key("json_pct", "higher", "Of the variant's answers with a call, those whose calls are all valid JSON.")
+_JSON_BASELINE = _key("json_pct_baseline", "higher", "The same of the baseline.")
 SCHEMA = _key(
     "schema_pct",
     "higher",
@@ -79,12 +79,12 @@ SCHEMA = _key(
     floor="tools/schema_floor_pct",
     on_main_run=False,
 )
-SCHEMA_BASELINE = _key("schema_pct_baseline", "higher", "The same of the baseline.")
-SCHEMA_DELTA = _key(
+_SCHEMA_BASELINE = _key("schema_pct_baseline", "higher", "The same of the baseline.")
+_SCHEMA_DELTA = _key(
     "schema_delta_pct", "higher", "Variant minus baseline.", low=-100.0, noticed="calls valid against the schema"
 )
-SCHEMA_FLOOR = _key("schema_floor_pct", "neither", f"The difference of {_EQUAL}", low=-100.0)
-RIGHT = _key(
+_SCHEMA_FLOOR = _key("schema_floor_pct", "neither", f"The difference of {_EQUAL}", low=-100.0)
+_RIGHT = _key(
     "right_pct",
     "higher",
     "Drawn answers of the variant with the right calls and no other, or none where none is right.",
@@ -94,32 +94,32 @@ RIGHT = _key(
     floor="tools/right_floor_pct",
     on_main_run=False,
 )
-RIGHT_BASELINE = _key("right_pct_baseline", "higher", "The same of the baseline.")
-RIGHT_DELTA = _key(
+_RIGHT_BASELINE = _key("right_pct_baseline", "higher", "The same of the baseline.")
+_RIGHT_DELTA = _key(
     "right_delta_pct",
     "higher",
     "Variant minus baseline; Tango's paired score interval.",
     low=-100.0,
     noticed="right calls",
 )
-RIGHT_FLOOR = _key("right_floor_pct", "neither", f"The difference of {_EQUAL}", low=-100.0)
-GOLD_PRECISION = _key(
+_RIGHT_FLOOR = _key("right_floor_pct", "neither", f"The difference of {_EQUAL}", low=-100.0)
+_GOLD_PRECISION = _key(
     "gold_precision_pct", "higher", "Of the variant's answers with a call, those where a call is right."
 )
-GOLD_RECALL = _key("gold_recall_pct", "higher", "Of the variant's answers where a call is right, those with a call.")
-GOLD_F1 = _key("gold_f1_pct", "higher", "F1 of the variant's decisions to call against the right ones.")
-GOLD_F1_BASELINE = _key("gold_f1_pct_baseline", "higher", "The same of the baseline.")
+_GOLD_RECALL = _key("gold_recall_pct", "higher", "Of the variant's answers where a call is right, those with a call.")
+_GOLD_F1 = _key("gold_f1_pct", "higher", "F1 of the variant's decisions to call against the right ones.")
+_GOLD_F1_BASELINE = _key("gold_f1_pct_baseline", "higher", "The same of the baseline.")
 _decision = keys_of("tools", unit="nats", on_request=True)
-DECISION_KL_FLOOR = _decision(
+_DECISION_KL_FLOOR = _decision(
     "decision_kl_floor", "neither", "The same of the baseline's second run, under another batch composition."
 )
-DECISION_KL = _decision(
+_DECISION_KL = _decision(
     "decision_kl",
     "lower",
     "Mean KL at the first token of the answer, where call or no call is decided.",
-    floor=DECISION_KL_FLOOR.name,
+    floor=_DECISION_KL_FLOOR.name,
 )
-MARGIN_DELTA = _decision(
+_MARGIN_DELTA = _decision(
     "decision_margin_delta",
     "higher",
     "Probability of the baseline's decision minus that of the other one: mean of variant minus baseline.",
@@ -187,10 +187,10 @@ def _decisions(made: Bool, wanted: Bool, groups: Int, keys: Sequence[MetricKey])
 @metric(
     "tools",
     keys=(
-        *(CALLED, CALLED_BASELINE, CALLED_DELTA, CALLED_FLOOR, PRECISION, RECALL, F1, F1_FLOOR),
-        *(SAME_FUNCTIONS, SAME_CALLS, SAME_CALLS_FLOOR, JSON, JSON_BASELINE),
-        *(SCHEMA, SCHEMA_BASELINE, SCHEMA_DELTA, SCHEMA_FLOOR, RIGHT, RIGHT_BASELINE, RIGHT_DELTA, RIGHT_FLOOR),
-        *(GOLD_PRECISION, GOLD_RECALL, GOLD_F1, GOLD_F1_BASELINE, DECISION_KL, DECISION_KL_FLOOR, MARGIN_DELTA),
+        *(_CALLED, _CALLED_BASELINE, _CALLED_DELTA, _CALLED_FLOOR, _PRECISION, _RECALL, F1, _F1_FLOOR),
+        *(_SAME_FUNCTIONS, _SAME_CALLS, _SAME_CALLS_FLOOR, _JSON, _JSON_BASELINE),
+        *(SCHEMA, _SCHEMA_BASELINE, _SCHEMA_DELTA, _SCHEMA_FLOOR, _RIGHT, _RIGHT_BASELINE, _RIGHT_DELTA, _RIGHT_FLOOR),
+        *(_GOLD_PRECISION, _GOLD_RECALL, _GOLD_F1, _GOLD_F1_BASELINE, _DECISION_KL, _DECISION_KL_FLOOR, _MARGIN_DELTA),
     ),
     requires=(ITEMS, VARIANT, GENERATIONS, CALLS_TOOLS),
     source="K2-Vendor-Verifier's trigger F1 and schema accuracy; BFCL's syntax-tree match; margin and floors are ours",
@@ -235,22 +235,22 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
         {c.name for c in a if c} == {c.name for c in b if c} for a, b in zip(first.calls, ours.calls, strict=True)
     ]
     estimates: dict[MetricKey, Estimate] = {
-        CALLED: Proportion.of(ours.called, groups),
-        CALLED_BASELINE: Proportion.of(again.called, groups),
-        CALLED_DELTA: PairedDifference.of(again.called, ours.called, groups),
-        CALLED_FLOOR: PairedDifference.of(first.called, again.called, groups),
-        **_decisions(ours.called, first.called, groups, (PRECISION, RECALL, F1)),
-        F1_FLOOR: _decisions(again.called, first.called, groups, (PRECISION, RECALL, F1)).get(F1, Proportion(0, 0)),
-        SAME_FUNCTIONS: share(np.array(functions), both),
-        SAME_CALLS: share(same(ours), both),
-        SAME_CALLS_FLOOR: share(same(again), first.called & again.called),
-        JSON: share(ours.json, ours.called),
-        JSON_BASELINE: share(again.json, again.called),
+        _CALLED: Proportion.of(ours.called, groups),
+        _CALLED_BASELINE: Proportion.of(again.called, groups),
+        _CALLED_DELTA: PairedDifference.of(again.called, ours.called, groups),
+        _CALLED_FLOOR: PairedDifference.of(first.called, again.called, groups),
+        **_decisions(ours.called, first.called, groups, (_PRECISION, _RECALL, F1)),
+        _F1_FLOOR: _decisions(again.called, first.called, groups, (_PRECISION, _RECALL, F1)).get(F1, Proportion(0, 0)),
+        _SAME_FUNCTIONS: share(np.array(functions), both),
+        _SAME_CALLS: share(same(ours), both),
+        _SAME_CALLS_FLOOR: share(same(again), first.called & again.called),
+        _JSON: share(ours.json, ours.called),
+        _JSON_BASELINE: share(again.json, again.called),
         SCHEMA: share(ours.schema, ours.called),
-        SCHEMA_BASELINE: share(again.schema, again.called),
+        _SCHEMA_BASELINE: share(again.schema, again.called),
         **{
             key: _schema_change(one, other, groups)
-            for key, one, other in ((SCHEMA_DELTA, again, ours), (SCHEMA_FLOOR, first, again))
+            for key, one, other in ((_SCHEMA_DELTA, again, ours), (_SCHEMA_FLOOR, first, again))
             if one.called.any() and other.called.any()
         },
     }
@@ -264,14 +264,14 @@ def tools(inputs: MetricInputs) -> list[MetricResult]:
         )
         some, calls = groups[gold], np.repeat([bool(one) for one in wanted], k)[gold]
         estimates |= {
-            RIGHT: Proportion.of(right, some),
-            RIGHT_BASELINE: Proportion.of(later, some),
-            RIGHT_DELTA: PairedDifference.of(later, right, some),
-            RIGHT_FLOOR: PairedDifference.of(before, later, some),
-            **_decisions(ours.called[gold], calls, some, (GOLD_PRECISION, GOLD_RECALL, GOLD_F1)),
+            _RIGHT: Proportion.of(right, some),
+            _RIGHT_BASELINE: Proportion.of(later, some),
+            _RIGHT_DELTA: PairedDifference.of(later, right, some),
+            _RIGHT_FLOOR: PairedDifference.of(before, later, some),
+            **_decisions(ours.called[gold], calls, some, (_GOLD_PRECISION, _GOLD_RECALL, _GOLD_F1)),
         }
-        of_baseline = _decisions(again.called[gold], calls, some, (GOLD_PRECISION, GOLD_RECALL, GOLD_F1))
-        estimates |= {GOLD_F1_BASELINE: of_baseline[GOLD_F1]} if GOLD_F1 in of_baseline else {}
+        of_baseline = _decisions(again.called[gold], calls, some, (_GOLD_PRECISION, _GOLD_RECALL, _GOLD_F1))
+        estimates |= {_GOLD_F1_BASELINE: of_baseline[_GOLD_F1]} if _GOLD_F1 in of_baseline else {}
     if OPTION_DISTANCES.missing(inputs) is None:
         estimates |= _at_first_token(inputs, rows, units)
     return pooled(inputs, estimates)
@@ -287,11 +287,11 @@ def _at_first_token(inputs: MetricInputs, rows: Int, units: Int) -> dict[MetricK
     margins = [2.0 * np.exp(inputs.grid(who).loglik[rows, 0, 0]) - 1.0 for who in ("baseline", "variant")]
     change = np.where(margins[0] < 0, -1.0, 1.0) * (margins[1] - margins[0])
     estimates: dict[MetricKey, Estimate] = {
-        DECISION_KL: mean_kl(inputs.distance("kl")[rows], units),
-        MARGIN_DELTA: Mean.of_scored(change, units),
+        _DECISION_KL: mean_kl(inputs.distance("kl")[rows], units),
+        _MARGIN_DELTA: Mean.of_scored(change, units),
     }
     if inputs.noise is not None and len(inputs.noise.option_distances or ()):
         floor = inputs.distance("kl", noise=True)[rows]
         sampled = np.isfinite(floor)
-        estimates[DECISION_KL_FLOOR] = mean_kl(floor[sampled], units[sampled])
+        estimates[_DECISION_KL_FLOOR] = mean_kl(floor[sampled], units[sampled])
     return estimates

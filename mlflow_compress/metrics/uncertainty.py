@@ -33,7 +33,7 @@ from mlflow_compress.metrics.stats.intervals import (
 )
 from mlflow_compress.records import MetricResult
 
-N_OPTIONS = 6
+_N_OPTIONS = 6
 DONT_KNOW, NONE_OF_THESE = 4, 5
 
 
@@ -60,7 +60,7 @@ class _Table:
 
 def _uacc(means: Float) -> Float:
     ratios = [means[..., 0] / means[..., 1 + 2 * i] for i in range(len(SCORES))]
-    return np.asarray(math.sqrt(N_OPTIONS) * sum(ratios) / len(SCORES), dtype=np.float64)
+    return np.asarray(math.sqrt(_N_OPTIONS) * sum(ratios) / len(SCORES), dtype=np.float64)
 
 
 def _mean_columns(*columns: int) -> Statistic:
@@ -106,7 +106,7 @@ def _key(name: str, direction: Direction, low: float, high: float, unit: str, me
     )
 
 
-_HIGHEST = math.sqrt(N_OPTIONS)
+_HIGHEST = math.sqrt(_N_OPTIONS)
 _BASE: tuple[tuple[str, Direction, float, float, str, str], ...] = (
     ("uacc", "higher", 0.0, _HIGHEST, "ratio", "Accuracy over set size times sqrt(6), mean of the ratios by score."),
     ("set_size", "lower", 1.0, 6.0, "options", "Mean size of the conformal sets, over LAC and APS."),
@@ -193,14 +193,14 @@ def scored_rows(inputs: MetricInputs, subset: ItemSubset) -> Int:
     """
     scored = np.logical_and.reduce([inputs.grid(side).scored[subset.rows, 0] for side in models_of(inputs)])
     rows = subset.rows[scored]
-    if (inputs.view.n_options[rows] != N_OPTIONS).any():
+    if (inputs.view.n_options[rows] != _N_OPTIONS).any():
         raise DataError("An item of the family lettered_six does not have six options", got=subset.task)
     return np.asarray(rows[np.argsort(inputs.view.item_id[rows].astype(str), kind="stable")], dtype=np.int64)
 
 
 def six_probabilities(inputs: MetricInputs, side: str, rows: Int) -> Float:
     """Return the softmax over the six option logits of "baseline" or "variant", shape (n_rows, 6)."""
-    return np.asarray(softmax(inputs.grid(side).loglik[rows, 0, :N_OPTIONS], axis=-1), dtype=np.float64)
+    return np.asarray(softmax(inputs.grid(side).loglik[rows, 0, :_N_OPTIONS], axis=-1), dtype=np.float64)
 
 
 def split_seed(inputs: MetricInputs, rows: Int) -> int:

@@ -17,12 +17,12 @@ from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.intervals import Interval, paired_difference, z_value
 from mlflow_compress.records import Judgments, MetricResult
 
-JUDGE = "pairwise"
+PAIRWISE = "pairwise"
 _PREFIX = "judge/"
 _FEWEST_PAIRS = 5  # that show a bias where all of them agree
 
 _share = keys_of("judge", unit="share", high=1.0, counted="answers", by_task=True)
-WIN_RATE = _share(
+_WIN_RATE = _share(
     "win_rate",
     "higher",
     "Share of answers in which the judge prefers the variant's; a tie counts half.",
@@ -32,22 +32,22 @@ WIN_RATE = _share(
     on_request=True,
     unscored="the judge gave no verdict that can be read",
 )
-WINS = _share("wins", "neither", "Share of answers in which the variant's is better in both orders.")
-LOSSES = _share("losses", "neither", "Share of answers in which the baseline's is better in both orders.")
-CONSISTENCY = _share(
+_WINS = _share("wins", "neither", "Share of answers in which the variant's is better in both orders.")
+_LOSSES = _share("losses", "neither", "Share of answers in which the baseline's is better in both orders.")
+_CONSISTENCY = _share(
     "pairwise_consistency", "neither", "Share of compared answers with the same verdict in both orders."
 )
-FIRST = _share(
+FIRST_PLACE = _share(
     "pairwise_first", "neither", "Share of compared answers in which the first place is preferred in both orders."
 )
-SECOND = _share(
+_SECOND = _share(
     "pairwise_second", "neither", "Share of compared answers in which the second place is preferred in both orders."
 )
 
 
 @metric(
     "win_rate",
-    keys=(WIN_RATE, WINS, LOSSES, CONSISTENCY, FIRST, SECOND),
+    keys=(_WIN_RATE, _WINS, _LOSSES, _CONSISTENCY, FIRST_PLACE, _SECOND),
     requires=(VARIANT, COMPARISONS, DECIDED),
     source="FastChat llm_judge show_result, pairwise mode: win_rate is its win_rate_adjusted; a pair whose orders "
     "disagree is a tie. Position bias as in arXiv 2306.05685, section 3.3, without identical answers",
@@ -61,7 +61,7 @@ def win_rate(inputs: MetricInputs) -> list[MetricResult]:
     nothing: there is no win rate then.
     """
     assert inputs.variant is not None and inputs.variant.judgments is not None  # required
-    by_model = by_judge_model(inputs.variant.judgments, JUDGE)
+    by_model = by_judge_model(inputs.variant.judgments, PAIRWISE)
     return [replace(r, task=model or None) for model, rows in by_model.items() for r in _results(inputs, rows)]
 
 
@@ -80,19 +80,19 @@ def _results(inputs: MetricInputs, judgments: Judgments) -> list[MetricResult]:
             adds = _won_and_lost(first if first == second else 0.5)
             if orders[0]["judge"] != "none":
                 both = (first, second)
-                bias = {CONSISTENCY: first == second, FIRST: both == (0.0, 1.0), SECOND: both == (1.0, 0.0)}
+                bias = {_CONSISTENCY: first == second, FIRST_PLACE: both == (0.0, 1.0), _SECOND: both == (1.0, 0.0)}
                 adds |= {key.name.removeprefix(_PREFIX): float(value) for key, value in bias.items()}
         preferences.append(_Preference(item, orders[min(orders)]["category"] or "", adds))
     results = _preference_shares(preferences, inputs.settings)
     if not any(is_biased(r) for r in results if r.category is None):
         return results
-    preferred = {key.name for key in (WIN_RATE, WINS, LOSSES)}
+    preferred = {key.name for key in (_WIN_RATE, _WINS, _LOSSES)}
     return [r for r in results if r.name not in preferred]
 
 
 def is_biased(result: MetricResult) -> bool:
     """Return whether a judge took this place in every pair; chance alone does so in one of 1,024 sets of five."""
-    return result.name in (FIRST.name, SECOND.name) and result.value == 1.0 and result.n >= _FEWEST_PAIRS
+    return result.name in (FIRST_PLACE.name, _SECOND.name) and result.value == 1.0 and result.n >= _FEWEST_PAIRS
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class _Header:
             raise ValueError(f"its header has a value of an unknown type, {kind}")
 
 
-FILE = "model.gguf"
+GGUF_FILE = "model.gguf"
 
 _MODULES = ("model.embed_tokens", "model.norm", "lm_head")
 _LAYER_MODULES = (

@@ -16,7 +16,7 @@ Files count as transformers understands them. So key order, and a default that i
 
 What is left out, and why:
 
-- `CONFIG_LEFT_OUT` and `PIPELINE_LEFT_OUT`
+- `CONFIG_LEFT_OUT` and `_PIPELINE_LEFT_OUT`
 - other fields of ``generation_config.json``: answers are generated with our own settings
 - ``padding_side``, ``truncation_side``, ``model_input_names``: this package pads and cuts itself
 - ``tokenizer_class``, ``backend``, ``auto_map``: what they choose is the tokenizer that is taken
@@ -155,7 +155,7 @@ CONFIG_LEFT_OUT = {
 }
 """Fields of ``config.json`` that are not part of a model's identity, each with the reason."""
 
-PIPELINE_LEFT_OUT = {
+_PIPELINE_LEFT_OUT = {
     "padding": "this package pads itself",
     "truncation": "this package cuts itself",
     "version": "of the file's layout",
@@ -278,7 +278,7 @@ def _behaviour(tokenizer: Any) -> dict[str, Any]:
     model = pipeline["model"]
     if isinstance(model["vocab"], dict):
         del model["vocab"]  # is in the vocabulary above; a list has scores
-    return parts | {name: value for name, value in pipeline.items() if name not in PIPELINE_LEFT_OUT}
+    return parts | {name: value for name, value in pipeline.items() if name not in _PIPELINE_LEFT_OUT}
 
 
 _NO_BEHAVIOUR = {  # settings that are elsewhere in the identity, or left out for the reasons above

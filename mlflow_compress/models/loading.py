@@ -149,7 +149,7 @@ def load_model(config: LoadConfig) -> LoadedModel:
     if kept_on_disk is not None and not offloading.is_offloaded(model):
         kept_on_disk = None  # everything fits: the folder is removed
     if kept_on_disk is not None:
-        if (method := checkpoint_config.quant_method(folder)) not in offloading.FORMATS:
+        if (method := checkpoint_config.quant_method(folder)) not in offloading.OFFLOADED_FORMATS:
             raise UnsupportedError(
                 "A checkpoint of this format must fit into memory",
                 allowed="plain and compressed-tensors weights",

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from mlflow_compress.errors import CheckpointError, DataError, MissingDependencyError, MlflowCompressError, is_no_memory
 from mlflow_compress.files import read_json_object
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+_CONFIG, GENERATION = "config.json", "generation_config.json"
 _OF_TOKENIZER = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -76,7 +76,7 @@ def weights_errors(folder: Path, *, trust_remote_code: bool = False) -> Iterator
             raise
         what = "The checkpoint cannot be loaded as quantization_config in its config.json says"
         raise CheckpointError(
-            f"{what}: {_in_words(error.__cause__)}", got=str(folder / CONFIG), fix="Correct that entry"
+            f"{what}: {_in_words(error.__cause__)}", got=str(folder / _CONFIG), fix="Correct that entry"
         ) from error.__cause__
 
 
@@ -96,7 +96,7 @@ def open_config(where: Path | str, *, trust_remote_code: bool = False) -> Any:
             _require_usual(part)
         return config
 
-    return _opened(where, (CONFIG,), read, trusted=trust_remote_code)
+    return _opened(where, (_CONFIG,), read, trusted=trust_remote_code)
 
 
 def open_tokenizer(where: Path | str, *, trust_remote_code: bool = False) -> Any:
@@ -164,7 +164,7 @@ def without_weights(config: Any, folder: Path, *, trust_remote_code: bool = Fals
             return AutoModelForCausalLM.from_config(described, trust_remote_code=trust_remote_code)
 
     what = "describes no causal language model that loads"
-    return _opened(folder, (CONFIG,), build, trusted=trust_remote_code, what=what)
+    return _opened(folder, (_CONFIG,), build, trusted=trust_remote_code, what=what)
 
 
 def render_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-FORMATS = (None, "compressed-tensors")
+OFFLOADED_FORMATS = (None, "compressed-tensors")
 """`quant_method` of checkpoints whose weights can be offloaded: plain ones, and those that llm-compressor writes."""
 SAMPLE = 1 << 28  # bytes that are read to find how fast it is
 _BLOCK = 1 << 20  # bytes that are read ahead at once

@@ -14,14 +14,14 @@ from mlflow_compress.paths import started_in
 if TYPE_CHECKING:
     import torch
 
-FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "README.md", "LICEN[CS]E*", "NOTICE*"]
+DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "README.md", "LICEN[CS]E*", "NOTICE*"]
 """Files that are downloaded from a hub to be compressed, with their licence; pickles are not."""
 _NOT_WEIGHTS = [
     "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*", "consolidated*.safetensors"
 ]  # fmt: skip
 ADAPTER = "adapter_config.json"
 
-MOST_ELSEWHERE = 0.1
+_MOST_ELSEWHERE = 0.1
 """Largest share of the layers' weights that may be outside of linear layers (routers, short convolutions)."""
 
 
@@ -124,7 +124,7 @@ class SourceModel:
             shutil.copyfile(self.folder / GENERATION, folder / GENERATION)
 
     def require_linear(self, method: str, *, with_experts: bool = False, taking_experts: Sequence[str] = ()) -> None:
-        """Raise `UnsupportedError` where more than `MOST_ELSEWHERE` of the layers' weights are not in linear layers.
+        """Raise `UnsupportedError` where more than `_MOST_ELSEWHERE` of the layers' weights are not in linear layers.
 
         `with_experts`: the method takes experts apart, where `experts` has them. `taking_experts`: the methods that do,
         for the message.
@@ -133,7 +133,7 @@ class SourceModel:
         left = {name: size for name, size in self.elsewhere.items() if name.rpartition(".")[0] not in layers}
         missed = sum(left.values())
         reached = sum(rows * columns for rows, columns in self.linear.values()) + sum(self.elsewhere.values()) - missed
-        if missed > MOST_ELSEWHERE * (reached + missed):
+        if missed > _MOST_ELSEWHERE * (reached + missed):
             raise UnsupportedError(
                 f"Method {method!r} changes linear layers only, and {missed / (reached + missed):.0%} of the weights "
                 f"of this model's layers are elsewhere, as in {max(left, key=left.__getitem__)}",
@@ -188,7 +188,7 @@ def resolve(model: str, *, trust_remote_code: bool = False) -> SourceModel:
 
 def local_model_folder(model: str) -> Path:
     """Return the folder of a model that can be compressed (see `resolve_folder`)."""
-    folder = resolve_folder(model, allow=FILES)
+    folder = resolve_folder(model, allow=DOWNLOADED)
     if not (folder / "config.json").is_file():
         raise CheckpointError("The folder holds no model: config.json is missing", got=str(folder))
     return folder.resolve()

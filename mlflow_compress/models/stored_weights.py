@@ -17,7 +17,7 @@ from mlflow_compress.models.gguf_file import StoredTensor
 if TYPE_CHECKING:
     import torch
 
-DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+STORED_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Floating types of safetensors as torch names them."""
 
 
@@ -75,8 +75,8 @@ def main_dtype(tensors: Mapping[str, StoredTensor]) -> str:
     """Return the floating type that most stored elements have, as torch names it."""
     counts: Counter[str] = Counter()
     for tensor in tensors.values():
-        if tensor.dtype in DTYPES:
-            counts[DTYPES[tensor.dtype]] += tensor.elements
+        if tensor.dtype in STORED_DTYPES:
+            counts[STORED_DTYPES[tensor.dtype]] += tensor.elements
     if not counts:
         raise CheckpointError("The checkpoint holds no floating-point weights", got=f"{len(tensors)} tensors")
     return counts.most_common(1)[0][0]
@@ -106,7 +106,7 @@ def bytes_of_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) 
 def plain_layers(tensors: Mapping[str, StoredTensor], layers: Iterable[str]) -> list[str]:
     """Return the layers whose weights are stored as plain floats of at least 16 bits."""
     weights = {layer: tensors.get(f"{layer}.weight") for layer in layers}
-    return [layer for layer, weight in weights.items() if weight is not None and weight.dtype in DTYPES]
+    return [layer for layer, weight in weights.items() if weight is not None and weight.dtype in STORED_DTYPES]
 
 
 def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, "torch.Tensor"]:
@@ -134,7 +134,7 @@ def zeros_of_layers(folder: Path, layers: Iterable[str]) -> dict[str, tuple[int,
         with safe_open(path, framework="pt") as source:
             for name in wanted.keys() & set(source.keys()):
                 counts[wanted[name]] = None
-                if source.get_slice(name).get_dtype() in DTYPES:
+                if source.get_slice(name).get_dtype() in STORED_DTYPES:
                     tensor = source.get_tensor(name)
                     counts[wanted[name]] = int(torch.count_nonzero(tensor == 0)), tensor.numel()
     return counts

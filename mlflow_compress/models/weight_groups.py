@@ -12,7 +12,7 @@ import torch
 
 from mlflow_compress.errors import DataError, UnsupportedError
 
-EMBEDDINGS, HEAD, EXPERTS, NORM = "embeddings", "head", "experts", "norm"
+EMBEDDINGS, _HEAD, EXPERTS, _NORM = "embeddings", "head", "experts", "norm"
 
 _KINDS = {
     "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn", "Wqkv"),
@@ -37,9 +37,9 @@ class WeightGroup:
 
     def joined(self, other: "WeightGroup") -> "WeightGroup":
         """Return one group of both; norms do not change its name."""
-        first, second = (self, other) if self.kind != NORM else (other, self)
+        first, second = (self, other) if self.kind != _NORM else (other, self)
         modules = first.modules + tuple(name for name in second.modules if name not in first.modules)
-        if second.kind == NORM:
+        if second.kind == _NORM:
             return replace(first, modules=modules)
         kinds = first.kind.split("+")
         kinds += [kind for kind in second.kind.split("+") if kind not in kinds]
@@ -99,13 +99,13 @@ def _group_of(model: Any, name: str, layers: str | None) -> WeightGroup:
     is_flat = all(parameter.ndim < 2 for parameter in module.parameters())
     if layers is None or inner == name:
         if module is model.get_output_embeddings():
-            return WeightGroup(HEAD, HEAD, None, (name,))
+            return WeightGroup(_HEAD, _HEAD, None, (name,))
         if isinstance(module, torch.nn.Embedding):
             return WeightGroup(EMBEDDINGS, EMBEDDINGS, None, (name,))
-        return WeightGroup(name, NORM if is_flat else leaf, None, (name,))
+        return WeightGroup(name, _NORM if is_flat else leaf, None, (name,))
     number, _, path = inner.partition(".")
     if is_flat:
-        return WeightGroup(f"layers.{number}.{path}", NORM, int(number), (name,))
+        return WeightGroup(f"layers.{number}.{path}", _NORM, int(number), (name,))
     kind = EXPERTS if leaf == EXPERTS else _kind(path)
     shared = "shared_" if "shared" in path else ""  # the experts that every token passes
     return WeightGroup(f"layers.{number}.{shared}{kind}", f"{shared}{kind}", int(number), (name,))
@@ -156,13 +156,13 @@ def find_differences(baseline: Any, variant: Any) -> Differences:
         if a == b:
             continue
         # A norm comes before its readers, and its group keeps their name.
-        joined[a] = joined[a].joined(joined.pop(b)) if joined[a].kind != NORM else joined.pop(b).joined(joined[a])
+        joined[a] = joined[a].joined(joined.pop(b)) if joined[a].kind != _NORM else joined.pop(b).joined(joined[a])
         for name in joined[a].modules:
             group_of[name] = a
     order = {name: place for place, name in enumerate(group_of)}
     parts = sorted(joined.values(), key=lambda group: order[group.modules[0]])
     differing = [group for group in parts if changed.intersection(group.modules)]
-    differences = Differences(differing, [g for g in parts if g not in differing and g.kind != NORM], scales.factors)
+    differences = Differences(differing, [g for g in parts if g not in differing and g.kind != _NORM], scales.factors)
     for name in sorted(changed):
         _require_version(baseline, variant, name, differences)
     return differences

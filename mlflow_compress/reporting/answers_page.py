@@ -186,7 +186,7 @@ def render_answers(title: str, pairs: Sequence[ComparedAnswer]) -> str:
     return TEMPLATES.get_template("answers.html.j2").render(title=title, cards=answer_cards(pairs))
 
 
-UNSCORED = "judge/unscored/"
+_UNSCORED = "judge/unscored/"
 
 
 def account_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
@@ -196,7 +196,7 @@ def account_rows(values: Mapping[str, float]) -> list[tuple[str, str]]:
     rows = []
     if "judge/judgments" in values:
         n, unscored = values["judge/judgments"], values.get("judge/unscored", 0)
-        reasons = [(name.removeprefix(UNSCORED), k) for name, k in values.items() if name.startswith(UNSCORED)]
+        reasons = [(name.removeprefix(_UNSCORED), k) for name, k in values.items() if name.startswith(_UNSCORED)]
         listed = ", ".join(f"{k:,.0f} {reason}" for reason, k in sorted(reasons, key=lambda pair: -pair[1]))
         lacking = f"{unscored:,.0f} of them without a rating: {listed}" if unscored else "all with a rating"
         rows.append(("Judgments", f"{n:,.0f}, {lacking}"))

@@ -185,7 +185,7 @@ def flips_by_category(inputs: MetricInputs) -> dict[tuple[str, str | None], Flip
     return {part: flips for part, flips in by_part.items() if part[1] is not None or part[0] not in divided}
 
 
-LETTERS = "ABCDEF"
+_LETTERS = "ABCDEF"
 
 
 def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[str, Any]]:
@@ -224,7 +224,7 @@ def conformal_table(inputs: MetricInputs, *, n_splits: int = 100) -> list[dict[s
                         "n": len(test),
                         "threshold": result.threshold if math.isfinite(result.threshold) else None,
                         **{name: getattr(result, name) for name in ("accuracy", "set_size", "coverage", "uacc")},
-                        "coverage_by_class": {LETTERS[c]: covered for c, covered in by_class.items()},
+                        "coverage_by_class": {_LETTERS[c]: covered for c, covered in by_class.items()},
                         "dont_know_pct": 100.0 * float((answers == uncertainty.DONT_KNOW).mean()),
                         "none_of_these_pct": 100.0 * float((answers == uncertainty.NONE_OF_THESE).mean()),
                         "splits": {

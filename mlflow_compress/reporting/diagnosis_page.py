@@ -6,7 +6,7 @@ from typing import Any
 from mlflow_compress.metrics.diagnosis import GroupMove, GroupsFound, ShownText
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.html import Figure, embedded, settings_table
-from mlflow_compress.reporting.numbers import NATS, PLAIN, Scale, interval_text
+from mlflow_compress.reporting.numbers import NATS, PLAIN_SCALE, Scale, interval_text
 from mlflow_compress.reporting.tables import TEMPLATES, Column, Table, Words
 
 
@@ -60,7 +60,7 @@ def groups_table(results: GroupsFound) -> Table:
                 None if group.share is None else f"{100 * group.share:.1f} %",
                 f"{100 * group.top_changed:.2f} %",
                 _sortable(group.noise_kl),
-                _text(group.against_noise, PLAIN),
+                _text(group.against_noise, PLAIN_SCALE),
             )
             for group in sorted(results.groups, key=lambda group: -group.kl.value)
         ],
@@ -75,7 +75,7 @@ def diagnosis_sentence(name: str, results: GroupsFound) -> str:
     if largest.share is not None:
         text += f", {100 * largest.share:.0f} % of the sum of its {len(results.groups)} groups"
     if results.additivity is not None:
-        text += f". All groups together move {_text(results.additivity, PLAIN)} times the sum of each alone"
+        text += f". All groups together move {_text(results.additivity, PLAIN_SCALE)} times the sum of each alone"
     return f"{text}."
 
 
@@ -86,8 +86,8 @@ def control_rows(results: GroupsFound) -> list[tuple[str, str]]:
         ("whole variant (nats)", str(_text(results.whole, NATS))),
         ("all groups swapped together (nats)", str(_text(results.together, NATS))),
         ("sum of the groups (nats)", f"{results.sum_of_parts:.4g}"),
-        ("together / sum: additivity", _text(results.additivity, PLAIN) or "not defined: the sum is 0"),
-        ("groups / noise of the same size", _text(results.noise_ratio, PLAIN) or "not measured"),
+        ("together / sum: additivity", _text(results.additivity, PLAIN_SCALE) or "not defined: the sum is 0"),
+        ("groups / noise of the same size", _text(results.noise_ratio, PLAIN_SCALE) or "not measured"),
     ]
     missing = [group for group in results.groups if group.no_noise is not None]
     if missing:

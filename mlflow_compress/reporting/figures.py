@@ -14,7 +14,7 @@ from mlflow_compress.metrics.diagnosis import GroupsFound
 from mlflow_compress.metrics.greedy_answers import forks
 from mlflow_compress.metrics.kl_by_position import TRACES_KL
 from mlflow_compress.metrics.long_context import LONG_KL, SLOPE
-from mlflow_compress.metrics.perplexity import KL as CORPUS_KL
+from mlflow_compress.metrics.perplexity import CORPUS_KL
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import details
 from mlflow_compress.reporting.html import Figure
@@ -94,8 +94,8 @@ def draw_all(
     """Draw every figure that has data, in reading order; `variants` are as `draw_variants` takes them."""
     drawings = {
         "size_against_kl": plots.draw_variants(variants, current),
-        "speed_against_kl": plots.draw_variants(variants, current, costs=(plots.SPEED,), fewest=_A_CHOICE),
-        "memory_against_kl": plots.draw_variants(variants, current, costs=(plots.MEMORY,), fewest=_A_CHOICE),
+        "speed_against_kl": plots.draw_variants(variants, current, costs=(plots.SPEED_AXIS,), fewest=_A_CHOICE),
+        "memory_against_kl": plots.draw_variants(variants, current, costs=(plots.MEMORY_AXIS,), fewest=_A_CHOICE),
         "kl_by_item": _divergence(inputs),
         "change_by_margin": _margin(inputs),
         "flips_by_category": _categories(inputs),
@@ -122,7 +122,7 @@ def draw_scoreboard(board: Scoreboard, folder: Path) -> list[Figure]:
         }
         for row in board.finished
     ]
-    costs = {"speed": plots.SPEED, "memory": plots.MEMORY, "tokens": plots.TOKENS}
+    costs = {"speed": plots.SPEED_AXIS, "memory": plots.MEMORY_AXIS, "tokens": plots.TOKENS_AXIS}
     drawings = {
         "pareto_front": plots.draw_variants(points, None, front=board.pareto),
         **{

@@ -145,7 +145,7 @@ def _kl_rows(pooled: Pooled) -> list[_HeadlineRow]:
         )
     return rows + [
         _HeadlineRow(label=k.label, meaning=k.meaning, n=_count(result, k.counted), difference=result_text(result))
-        for k in (kl_tail.CLIPPED, kl_tail.ABOVE_CLIP)
+        for k in (kl_tail.CLIPPED_KL, kl_tail.ABOVE_CLIP)
         if (result := pooled.get(k.name)) is not None
     ]
 

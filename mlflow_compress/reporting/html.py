@@ -27,7 +27,7 @@ from mlflow_compress.reporting.verdict import slice_findings
 if TYPE_CHECKING:
     from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 
-FLIPS_SHOWN = 50
+_FLIPS_SHOWN = 50
 _CHANGES = {
     "c2w": Words("right → wrong", style="worse"),
     "w2c": Words("wrong → right", style="better"),
@@ -92,7 +92,7 @@ def thoughts_table(results: Sequence[MetricResult]) -> Table:
     )
 
 
-SLICES_SHOWN = 20
+_SLICES_SHOWN = 20
 
 
 def _slices_table(results: Sequence[MetricResult]) -> Table:
@@ -103,7 +103,7 @@ def _slices_table(results: Sequence[MetricResult]) -> Table:
         columns=[*(Column(head, left=True) for head in heads), Column("n"), *map(Column, numbers)],
         rows=[
             (one.name, one.measured.rstrip(","), one.result.n, one.result, one.others_text, f"{one.result.p:.2g}")
-            for one in slice_findings(results)[:SLICES_SHOWN]
+            for one in slice_findings(results)[:_SLICES_SHOWN]
         ],
     )
 
@@ -196,7 +196,7 @@ def render_report(
         headline=headline_rows_table(pooled, manifest),
         notes=footnotes(pooled),
         figures=[embedded(figure) for figure in figures],
-        flips=changes_table(flips[:FLIPS_SHOWN]),
+        flips=changes_table(flips[:_FLIPS_SHOWN]),
         n_flips=len(flips),
         answers_compared="distance/flips_pct" in pooled,
         parts=_parts_table(results),

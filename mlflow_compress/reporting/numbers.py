@@ -18,16 +18,16 @@ class Scale:
 
 SHARE = Scale(factor=100.0, suffix=" %", difference_suffix=" pt", decimals=1)
 PERCENT = Scale(suffix=" %", difference_suffix=" pt", decimals=1)
-PLAIN = Scale()
+PLAIN_SCALE = Scale()
 NATS = Scale(decimals=0)
-TIMES = Scale(suffix="x", difference_suffix="x")
+_TIMES = Scale(suffix="x", difference_suffix="x")
 
 _SCALES = {
     "share": SHARE,
     "percent": PERCENT,
     "nats": NATS,
     "tokens": Scale(decimals=0),
-    "times": TIMES,
+    "times": _TIMES,
     "seconds": Scale(suffix=" s", decimals=1),
 }
 
@@ -41,7 +41,7 @@ _SPARSE = (
 
 def scale_of(unit: str) -> Scale:
     """Return the scale of a unit of `MetricKey`."""
-    return _SCALES.get(unit, PLAIN)
+    return _SCALES.get(unit, PLAIN_SCALE)
 
 
 def number_text(result: MetricResult, unit: str, *, difference: bool = False, interval: bool = True) -> str:

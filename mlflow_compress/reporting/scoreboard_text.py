@@ -7,7 +7,7 @@ from mlflow_compress.decide import scoreboard
 from mlflow_compress.decide.gates import CACHE, DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMORY_RATIO, PREFILL_SPEEDUP, SIZE
 from mlflow_compress.metrics.chains import CHAIN_KL
 from mlflow_compress.metrics.conscompf import ModelSimilarity
-from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED_KL
 from mlflow_compress.metrics.thinking import PASS, PASS_DELTA
 from mlflow_compress.metrics.thought_length import COST_RATIO, LENGTH
 from mlflow_compress.records import MetricResult
@@ -31,7 +31,7 @@ _LEFT_OUT = (
     _RUNTIME,
     scoreboard.BITS,
     scoreboard.SIMILARITY,
-    scoreboard.JUDGE,
+    scoreboard.MT_BENCH,
     MEMORY_RATIO,
     scoreboard.SECONDS,
     CHAIN_KL.name,
@@ -46,8 +46,8 @@ _CLIPPED_MEANS = f"KL clipped at {CLIP:g} nat per item, as some are above it; th
 _FEWEST_RANKED = 6  # variants whose order is worth a sentence: of fewer, chance alone orders them alike too often
 _PAPERS = (
     (FLIPS, KL),
-    (FLIPS, scoreboard.JUDGE),
-    (KL, scoreboard.JUDGE),
+    (FLIPS, scoreboard.MT_BENCH),
+    (KL, scoreboard.MT_BENCH),
     (FLIPS, scoreboard.SIMILARITY),
     (KL, scoreboard.SIMILARITY),
     (DELTA, KL),
@@ -60,14 +60,14 @@ def score_cell(row: scoreboard.ScoreRow, column: scoreboard.ScoreColumn, *, inte
     if cell is None:
         return None
     moved = column.key == DELTA and row.accuracy_moved
-    clipped = column.key == KL and CLIPPED.name in row.cells
+    clipped = column.key == KL and CLIPPED_KL.name in row.cells
     text = score_text(row, column, interval=interval)
     return Words(text, sign="!" if moved else _CLIPPED if clipped else "", value=cell.value)
 
 
 def score_text(row: scoreboard.ScoreRow, column: scoreboard.ScoreColumn, *, interval: bool) -> str:
     """Return one value as text, with its interval if wanted: the clipped KL where the mean has none."""
-    cell = row.cells[CLIPPED.name if column.key == KL and CLIPPED.name in row.cells else column.key]
+    cell = row.cells[CLIPPED_KL.name if column.key == KL and CLIPPED_KL.name in row.cells else column.key]
     result = MetricResult(column.key, cell.value, cell.low, cell.high)
     return number_text(result, column.unit, difference=column.is_difference, interval=interval)
 
@@ -141,7 +141,7 @@ def finding(board: scoreboard.Scoreboard) -> str:
     judged = [row for row in done if all(row.name not in warning.variants for warning in lacking)]
     column = next((one for one in board.columns if one.key == board.distance), None)
     if column is not None and judged and board.distance in judged[0].cells:
-        clipped = "clipped " if CLIPPED.name in judged[0].cells else ""
+        clipped = "clipped " if CLIPPED_KL.name in judged[0].cells else ""
         closest = score_text(judged[0], column, interval=True)
         on = "" if board.distance == KL else " on the baseline's own thoughts"
         parts.append(f"closest is {judged[0].name} with a {clipped}KL of {closest}{on}")
@@ -161,7 +161,7 @@ def legend(board: scoreboard.Scoreboard) -> list[str]:
     lines = [f"* no other variant is both as {small} and as close to the baseline"] if shown_front(board) else []
     if any(row.accuracy_moved for row in board.rows):
         lines.append("! accuracy differs from the baseline's (McNemar's mid-p test, Holm's correction over variants)")
-    clipped = [row for row in board.rows if CLIPPED.name in row.cells]
+    clipped = [row for row in board.rows if CLIPPED_KL.name in row.cells]
     if clipped:
         lines.append(f"{_CLIPPED} {_CLIPPED_MEANS}: {', '.join(f'{row.name} {_above(row)}' for row in clipped)}")
     words = {

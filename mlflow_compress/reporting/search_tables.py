@@ -7,12 +7,12 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import NATS, bytes_text, interval_text, value_text
 from mlflow_compress.reporting.tables import Column, Table, csv_text, escape_markdown
 
-Row = Mapping[str, Any]
+_Row = Mapping[str, Any]
 
 _MISS = 0.25
 
 
-def search_finding(rows: Sequence[Row]) -> str:
+def search_finding(rows: Sequence[_Row]) -> str:
     """Return what was found, in one sentence."""
     searched = [row for row in rows if row["kind"] == "searched"]
     mixed = [row for row in searched if row["against_mix"] is not None]
@@ -30,7 +30,7 @@ def search_finding(rows: Sequence[Row]) -> str:
     return "; ".join(said)
 
 
-def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str) -> list[str]:
+def search_notes(rows: Sequence[_Row], *, search_text: str, held_out: str) -> list[str]:
     """Return how to read the table, and what a reader must know before a decision."""
     notes = [
         f"KL: mean over {held_out}, which the search has not seen",
@@ -50,7 +50,7 @@ def search_notes(rows: Sequence[Row], *, search_text: str, held_out: str) -> lis
     return notes
 
 
-def search_table(rows: Sequence[Row]) -> Table:
+def search_table(rows: Sequence[_Row]) -> Table:
     """Return every variant with the linear mix of its size."""
     cache = [Column("cache")] if any(row["cache_bytes"] is not None for row in rows) else []
     heads = ("KL [95 %]", "linear mix", "difference [95 %]", "predicted", "measured")
@@ -79,18 +79,18 @@ def search_table(rows: Sequence[Row]) -> Table:
     )
 
 
-def search_markdown(rows: Sequence[Row], finding: str, notes: Sequence[str]) -> str:
+def search_markdown(rows: Sequence[_Row], finding: str, notes: Sequence[str]) -> str:
     """Return the finding, the table and its notes, as Markdown."""
     listed = (f"- {escape_markdown(note)}." for note in notes)
     return "\n".join([f"**{escape_markdown(finding)}.**", "", search_table(rows).markdown(), "", *listed, ""])
 
 
-def rows_csv(rows: Sequence[Row]) -> str:
+def rows_csv(rows: Sequence[_Row]) -> str:
     """Return every value of rows with the same names as CSV: of variants, or of the costs of groups."""
     return csv_text(rows[0], (row.values() for row in rows))
 
 
-def _kl(row: Row, name: str, *, difference: bool = True) -> str | None:
+def _kl(row: _Row, name: str, *, difference: bool = True) -> str | None:
     if row[name] is None:
         return None
     result = MetricResult("kl", *(row[f"{name}{end}"] for end in ("", "_low", "_high")))

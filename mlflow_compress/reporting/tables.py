@@ -18,7 +18,7 @@ from mlflow_compress.metrics.core.metric_registry import all_keys
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.numbers import number_text
 
-MISSING = "-"
+_MISSING = "-"
 LEVELS = 8
 """Shades of a heat map, and of a thought."""
 
@@ -152,7 +152,7 @@ class Table:
 def cell_text(cell: Cell) -> str:
     """Return a cell as text; "-" where there is nothing."""
     if cell is None:
-        return MISSING
+        return _MISSING
     if isinstance(cell, MetricResult):
         return result_text(cell)
     if isinstance(cell, bool):
@@ -166,7 +166,7 @@ def _words(cell: Cell) -> Words:
     if isinstance(cell, Words):
         return cell
     text = cell_text(cell)
-    return Words(text, style="same" if cell is False or text == MISSING else "")
+    return Words(text, style="same" if cell is False or text == _MISSING else "")
 
 
 def result_text(result: MetricResult) -> str:

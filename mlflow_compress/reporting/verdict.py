@@ -9,9 +9,9 @@ from mlflow_compress.decide.gates import CACHE_RATIO, DELTA, FLIPS, KL, RATIO
 from mlflow_compress.decide.promotion import Candidate, PolicyAnswer, checks_of, gate_numbers, gates_of, policy_answer
 from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_registry import key
-from mlflow_compress.metrics.health import DELTA as DEFECTS
+from mlflow_compress.metrics.health import DEFECTS_DELTA
 from mlflow_compress.metrics.health import WORST_SLICE as WORST_DEFECTS
-from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED, shows_clipped
+from mlflow_compress.metrics.kl_tail import ABOVE_CLIP, CLIP, CLIPPED_KL, shows_clipped
 from mlflow_compress.metrics.long_context import SLOPE
 from mlflow_compress.metrics.slices import WORST_DROP, WORST_FLIPS, WORST_KL
 from mlflow_compress.metrics.thinking import PASS_DELTA
@@ -20,7 +20,7 @@ from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting import numbers
 from mlflow_compress.reporting.headline import noticed, only_generated
 
-UNCOMPRESSED = "none"
+_UNCOMPRESSED = "none"
 _SIGNIFICANCE = 0.05
 _REQUIRED = Requirements()
 _GATES = gates_of(Policy())
@@ -28,9 +28,9 @@ _GATES = gates_of(Policy())
 # Of each distance by slice: what it is called, the metric over all slices, and what turns that into the same unit.
 _SLICED = {
     WORST_FLIPS.name: ("flips", FLIPS, 1.0),
-    WORST_KL.name: ("KL, clipped,", CLIPPED.name, 1.0),
+    WORST_KL.name: ("KL, clipped,", CLIPPED_KL.name, 1.0),
     WORST_DROP.name: ("accuracy lost", DELTA, -100.0),
-    WORST_DEFECTS.name: ("answers with a defect", DEFECTS.name, 1.0),
+    WORST_DEFECTS.name: ("answers with a defect", DEFECTS_DELTA.name, 1.0),
 }
 
 
@@ -96,7 +96,7 @@ def _size(label: str, ratio: float | None, sparsity: float | None, cache_ratio: 
     words = numbers.size_text(ratio, sparsity)
     if cache_ratio is not None and cache_ratio != 1:
         return f"{words}, its cache {numbers.ratio_text(cache_ratio)}"
-    return "not compressed" if label == UNCOMPRESSED and words == numbers.size_text(1.0) else words
+    return "not compressed" if label == _UNCOMPRESSED and words == numbers.size_text(1.0) else words
 
 
 def _flips(flips: MetricResult | None, choices: MetricResult | None) -> str:
@@ -112,7 +112,7 @@ def _flips(flips: MetricResult | None, choices: MetricResult | None) -> str:
 def _kl(pooled: Mapping[str, MetricResult]) -> str:
     if shows_clipped(pooled):
         above = numbers.interval_text(pooled[ABOVE_CLIP.name], numbers.PERCENT, difference=False)
-        clipped = numbers.interval_text(pooled[CLIPPED.name], numbers.NATS, difference=False)
+        clipped = numbers.interval_text(pooled[CLIPPED_KL.name], numbers.NATS, difference=False)
         return f"KL per item, clipped, {clipped}; {above} of items above {CLIP:g} nat"
     for name, words in ((KL, "KL"), ("distance/corpus_kl_mean", "corpus KL")):
         if name in pooled:
@@ -171,7 +171,7 @@ def answer_by_default(
             **(account.values() if account else {}),
         },
         items=items,
-        compresses=label != UNCOMPRESSED,
+        compresses=label != _UNCOMPRESSED,
         makes=None,
         served=size_ratio is None,
     )

@@ -31,12 +31,12 @@ from mlflow_compress.models.identity import IdentifiedModel, tokenizer_hash
 from mlflow_compress.models.placement import sent_to
 from mlflow_compress.scoring.forward.head import Head, rebuild_head
 
-Keys = npt.NDArray[np.uint8]
+StateKeys = npt.NDArray[np.uint8]
 FORMAT = 3
 MANIFEST = "manifest.json"
 HEAD_FILE = "head.safetensors"
 SHARD_BYTES = 64 << 20  # of states in one file
-STATES, LOG_PROBS = "states", "log_probs"
+_STATES, _LOG_PROBS = "states", "log_probs"
 _OPEN_SHARDS = 2
 _PROBES = 16  # keys that are compared before the complete sequence of keys
 
@@ -85,7 +85,7 @@ class CapturedRows:
 
     row: int  # Number of the first row in the pass
     rows: torch.Tensor  # States, or log-probabilities; on the CPU; shape (n, width)
-    keys: Keys  # Per row: digest of all tokens up to it, and its first target
+    keys: StateKeys  # Per row: digest of all tokens up to it, and its first target
     targets: npt.NDArray[np.int32]
     kind: str  # As in `StoreManifest`
     reason: str | None
@@ -105,7 +105,7 @@ class CapturedStates:
         self._reason: str | None = None
 
     def append(
-        self, row: int, states: torch.Tensor, logits: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]
+        self, row: int, states: torch.Tensor, logits: torch.Tensor, keys: StateKeys, targets: npt.NDArray[np.int32]
     ) -> None:
         """Add rows; `row` is the number of the first one in the pass.
 
@@ -114,10 +114,10 @@ class CapturedStates:
         """
         if self._kind is None:
             self._reason = self._reason_for_log_probs(states, logits)
-            self._kind = STATES if self._reason is None else LOG_PROBS
+            self._kind = _STATES if self._reason is None else _LOG_PROBS
             if self._reason is not None:
                 logger.warning("The baseline store holds float16 log-probabilities: %s", self._reason)
-        rows = states if self._kind == STATES else torch.log_softmax(logits, dim=1).half()
+        rows = states if self._kind == _STATES else torch.log_softmax(logits, dim=1).half()
         self.parts.append(CapturedRows(row, rows.detach().cpu(), keys, targets, self._kind, self._reason))
 
     def _reason_for_log_probs(self, states: torch.Tensor, logits: torch.Tensor) -> str | None:
@@ -196,7 +196,7 @@ class StateWriter(AbstractContextManager["StateWriter"]):
         self._passes.append({"label": label, "path": path, "plan": plan})
 
     def append(
-        self, row: int, states: torch.Tensor, logits: torch.Tensor, keys: Keys, targets: npt.NDArray[np.int32]
+        self, row: int, states: torch.Tensor, logits: torch.Tensor, keys: StateKeys, targets: npt.NDArray[np.int32]
     ) -> None:
         """Add rows of the model in this process, as `CapturedStates.append` does."""
         self._captured.append(row, states, logits, keys, targets)
@@ -267,7 +267,7 @@ class StateWriter(AbstractContextManager["StateWriter"]):
     def _write(self, parts: Sequence[CapturedRows], head: Callable[[], bytes]) -> None:
         """Write rows as one shard, and the head's file once."""
         self._agree_on(parts[0].kind, parts[0].reason)
-        if self._kind == STATES and self._head_hash is None:
+        if self._kind == _STATES and self._head_hash is None:
             self._head_hash = write_file(self.folder / HEAD_FILE, head())
         rows = torch.cat([part.rows for part in parts])
         keys, targets = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "targets"))
@@ -343,7 +343,7 @@ class StateStore:
         A store of log-probabilities returns these: they are normalised logits, rounded to float16.
         """
         states = sent_to(device, self.states(rows))
-        return states.float() if self.manifest.kind == LOG_PROBS else self._head.to(device).logits(states)
+        return states.float() if self.manifest.kind == _LOG_PROBS else self._head.to(device).logits(states)
 
     @cached_property
     def _head(self) -> Head:
@@ -353,7 +353,7 @@ class StateStore:
         """Return the stored weights of the baseline's head; there are none where log-probabilities are stored."""
         return self._read(HEAD_FILE, str(self.manifest.head))
 
-    def rows_of(self, keys: Keys) -> npt.NDArray[np.int64]:
+    def rows_of(self, keys: StateKeys) -> npt.NDArray[np.int64]:
         """Return the store's row of each key, shape (n,).
 
         A key may occur in several rows, whose states differ by rounding because their batches had other lengths. If the
@@ -377,7 +377,7 @@ class StateStore:
         return rows
 
     @cached_property
-    def _index(self) -> tuple[npt.NDArray[np.uint64], Keys, npt.NDArray[np.int64]]:
+    def _index(self) -> tuple[npt.NDArray[np.uint64], StateKeys, npt.NDArray[np.int64]]:
         """The beginnings of all keys in ascending order, all keys by row, and the row of each beginning."""
         stored = np.concatenate([np.zeros((0, 16), np.uint8), *(self._keys(s["file"]) for s in self.manifest.shards)])
         short = _beginnings(stored)
@@ -408,7 +408,7 @@ class StateStore:
             del self._open[next(iter(self._open))]
         return states
 
-    def _keys(self, name: str) -> Keys:
+    def _keys(self, name: str) -> StateKeys:
         """Return the digests of one shard. Its SHA-256 is checked later, when its states are read."""
         try:
             with safe_open(self.folder / name, framework="np") as shard:
@@ -431,12 +431,12 @@ class StateStore:
             raise StoreError(f"{name} of the baseline store is not a safetensors file: {error}") from error
 
 
-def _beginnings(keys: Keys) -> npt.NDArray[np.uint64]:
+def _beginnings(keys: StateKeys) -> npt.NDArray[np.uint64]:
     """Return the first half of each key as a number."""
     return np.ascontiguousarray(keys[:, :8]).view(np.uint64)[:, 0]
 
 
-def _find_sequence(stored: Keys, keys: Keys) -> int | None:
+def _find_sequence(stored: StateKeys, keys: StateKeys) -> int | None:
     """Return where `stored` first holds all `keys`, in order and without a gap; None where it does not."""
     n = len(keys)
     if not 0 < n <= len(stored):
@@ -485,14 +485,14 @@ class SentStates:
     head: SentHead
     rows: npt.NDArray[np.uint8]  # shape (n, bytes of a row)
 
-    def rows_of(self, keys: Keys) -> npt.NDArray[np.int64]:
+    def rows_of(self, keys: StateKeys) -> npt.NDArray[np.int64]:
         """Return the number of each row: the sender has put them into the order of the keys."""
         return np.arange(len(keys), dtype=np.int64)
 
     def logits(self, rows: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
         manifest = self.head.manifest
         states = sent_to(device, from_bytes(self.rows[rows], manifest.dtype, (len(rows), -1)))
-        return states.float() if manifest.kind == LOG_PROBS else self.head.rebuilt.to(device).logits(states)
+        return states.float() if manifest.kind == _LOG_PROBS else self.head.rebuilt.to(device).logits(states)
 
 
 def as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

@@ -104,7 +104,7 @@ def _attention(config: Any, heads: int) -> tuple[int, int, int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupSize:
+class PassGroupSize:
     """What a group of forward passes holds at most; the head takes its rows together."""
 
     longest_unit: int = 0  # Most tokens in one forward pass
@@ -122,7 +122,7 @@ class Workload:
     tokens_unshared: int = 0  # The same if no prefix were shared: what other tools compute
     pairs: int = 0  # Pairs of a token and a token that it attends to
     rows: int = 0  # Positions at which the head runs, and whose states a baseline stores
-    groups: tuple[GroupSize, ...] = ()  # In the order in which they run
+    groups: tuple[PassGroupSize, ...] = ()  # In the order in which they run
     # Pass by pass, of each group layer by layer: hidden states, and what it takes of the room for them (`n_states`)
     states: tuple[tuple[tuple[int, int], ...], ...] = ()
 
@@ -178,7 +178,7 @@ class GeneratedWork:
             pairs=sum(n * (n + 1) // 2 for n in self.prompts) + self.cached,
             rows=written,
             groups=(
-                GroupSize(
+                PassGroupSize(
                     longest_unit=-(-rows // self.samples) * most, most_cached=rows * (most + self.longest), rows=rows
                 ),
             ),
@@ -191,7 +191,7 @@ def _pairs(unit: packing.PackedBatch | packing.PaddedBatch) -> int:
     return sum(len(ids) * (len(ids) + 1) // 2 for ids in unit.sequences)
 
 
-def _group_sizes(plan: packing.Plan, head_rows: int) -> Iterator[GroupSize]:
+def _group_sizes(plan: packing.Plan, head_rows: int) -> Iterator[PassGroupSize]:
     """Yield what each group holds: of kept prefixes, and of the unit that runs."""
     done, size, kept = packing.last_uses(plan.units), {packing.NO_PREFIX: 0}, 0
     for group in packing.group_units(plan, head_rows):
@@ -209,7 +209,7 @@ def _group_sizes(plan: packing.Plan, head_rows: int) -> Iterator[GroupSize]:
             longest, most = max(longest, packing.n_computed(unit)), max(most, kept + running)
             kept -= sum(size.pop(prefix) for prefix in done.get(number, ()))
         rows = min(head_rows, group.rows.stop - group.rows.start)
-        yield GroupSize(longest_unit=longest, most_cached=most, largest_mask=mask, masks=masks, rows=rows)
+        yield PassGroupSize(longest_unit=longest, most_cached=most, largest_mask=mask, masks=masks, rows=rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,10 +287,10 @@ def offloaded(
     )
 
 
-KEY_BYTES = 16 + 4  # stored beside each state: the digest of its tokens, and its target
-TOKEN_BYTES = 4  # the tokens of all requests are in memory, each as it is without sharing
+_KEY_BYTES = 16 + 4  # stored beside each state: the digest of its tokens, and its target
+_TOKEN_BYTES = 4  # the tokens of all requests are in memory, each as it is without sharing
 _LOOKED_AT_BYTES = 8 + 8 + 1 + 4  # token ids, a copy of them, whether each is a token, its logit
-AWQ_GRID = 20  # scales that llm-compressor's AWQ tries, one forward pass of the layer each
+_AWQ_GRID = 20  # scales that llm-compressor's AWQ tries, one forward pass of the layer each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,7 +322,7 @@ def states_bytes(shape: ModelShape, work: Workload, number_bytes: int) -> float:
 
 
 def _rows_bytes(shape: ModelShape, work: Workload, number_bytes: int) -> float:
-    return work.rows * (shape.hidden * number_bytes + KEY_BYTES)
+    return work.rows * (shape.hidden * number_bytes + _KEY_BYTES)
 
 
 def scoring_memory(
@@ -352,7 +352,7 @@ def scoring_memory(
         most = max(most, product + (heads == 2) * group.rows * TOP * BLOCK * _LOOKED_AT_BYTES)
     if captures:
         most = max(most, product + max(2 * min(_rows_bytes(shape, work, number_bytes), SHARD_BYTES), head))
-    return weights + TOKEN_BYTES * work.tokens_unshared + (heads == 2) * head + most
+    return weights + _TOKEN_BYTES * work.tokens_unshared + (heads == 2) * head + most
 
 
 def calibration_operations(method: str, shape: ModelShape, tokens: int, length: int) -> float | None:
@@ -367,7 +367,7 @@ def calibration_operations(method: str, shape: ModelShape, tokens: int, length: 
     if method in ("wanda", "smoothquant"):
         return 2 * forward
     if method == "awq":
-        return (2 + AWQ_GRID) * forward
+        return (2 + _AWQ_GRID) * forward
     if method in ("gptq", "sparsegpt"):
         return 2 * forward + 2.0 * tokens * shape.square_inputs + 4 / 3 * shape.cube_inputs + 2.0 * shape.solve
     return None

@@ -34,8 +34,8 @@ from mlflow_compress.scoring.plan.encoding import Encoded, Encoder, Shortened
 from mlflow_compress.scoring.plan.packing import Plan, UnitGroup, group_units, plan_batches, plan_packs
 from mlflow_compress.scoring.scoring_pass import DISTANCES, ModelRunner, ScoringPass, Targets
 
-PATHS = ("auto", "packed", "plain")
-Baseline = StateStore | LoadedModel | None
+_PATHS = ("auto", "packed", "plain")
+BaselineOutputs = StateStore | LoadedModel | None
 _HEAD_BYTES = 64 << 20  # of float32 logits per product with the head
 
 logger = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ class ScoringConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be positive", got=value)
-        if self.path not in PATHS:
-            raise ConfigError("Unknown scoring path", allowed=PATHS, got=self.path)
+        if self.path not in _PATHS:
+            raise ConfigError("Unknown scoring path", allowed=_PATHS, got=self.path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class PassWork:
     head_rows: int  # See `ScoringPass`
     entropy: bool  # See `ScoringPass`
     label: str  # Names the pass in the progress bar
-    baseline: Baseline  # What the model is compared with
+    baseline: BaselineOutputs  # What the model is compared with
     capture: StateWriter | None  # Stores the model's states
     resume: tuple[Path, Mapping[str, str]] | None  # Folder of unfinished results, and what they depend on
     seconds: float  # How often this process writes its results there
@@ -154,10 +154,10 @@ class Execution(Protocol):
     def whole_model_reason(self) -> str | None:
         """Why the whole model runs instead of its body, and the head at scored positions; None where it does not."""
 
-    def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
+    def reason_not_to_pack(self, max_length: int, baseline: BaselineOutputs) -> str | None:
         """Return why sequences of this length cannot share their prefixes; None where they can."""
 
-    def length_regimes(self, baseline: Baseline) -> LengthRegime:
+    def length_regimes(self, baseline: BaselineOutputs) -> LengthRegime:
         """Return which lengths may be in one batch of this model and, if it is loaded, of the baseline."""
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:
@@ -181,13 +181,13 @@ class InThisProcess:
         # Forks would fetch offloaded weights once each, and hold as many layers at once.
         self._processes = 1 if is_offloaded(loaded.model) else processes
 
-    def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
+    def reason_not_to_pack(self, max_length: int, baseline: BaselineOutputs) -> str | None:
         reason = reason_not_to_pack(self._body, max_length)
         if reason is None and isinstance(baseline, LoadedModel):
             reason = reason_not_to_pack(split_body_and_head(baseline.model)[0], max_length)
         return reason
 
-    def length_regimes(self, baseline: Baseline) -> LengthRegime:
+    def length_regimes(self, baseline: BaselineOutputs) -> LengthRegime:
         others = [baseline.configuration()] if isinstance(baseline, LoadedModel) else []
         return length_regimes(self._configuration, *others)
 
@@ -262,7 +262,7 @@ def split_for_passes(loaded: LoadedModel) -> tuple[Body, LanguageModelHead, str 
     return body, head, whole_model_reason
 
 
-Part = tuple[int, int, Arrays, Mapping[str, Any] | None]  # The arguments of `PassParts.add`
+_AddedPart = tuple[int, int, Arrays, Mapping[str, Any] | None]  # The arguments of `PassParts.add`
 
 
 def run_pass(
@@ -285,12 +285,12 @@ def run_pass(
     said = chain.from_iterable(map(compute, spans))
     if len(spans) > 1:
         load_loops()  # for all forks
-        first: Iterable[tuple[Part | None, int, int]] = ()
+        first: Iterable[tuple[_AddedPart | None, int, int]] = ()
         if work.capture is not None:  # the first group decides how states are stored
             first, spans[0] = compute(spans[0][:1]), spans[0][1:]
         said = chain(first, in_forks(compute, [span for span in spans if span], processes))
     n_splits = 0
-    fresh: list[Part] = []
+    fresh: list[_AddedPart] = []
     written = time.monotonic()
     with work.bar(missing) as bar:
         for part, n_tokens, splits in said:
@@ -304,7 +304,7 @@ def run_pass(
     return parts.joined(), n_splits
 
 
-def _write(parts: PassParts, fresh: list[Part]) -> None:
+def _write(parts: PassParts, fresh: list[_AddedPart]) -> None:
     """Add what was computed since the last call. What follows one another becomes one part: each waits for the disk."""
     fresh.sort(key=lambda part: part[0])
     while fresh:
@@ -333,7 +333,7 @@ def _spans(missing: list[int], groups: Sequence[UnitGroup], processes: int) -> l
 
 def _computed(
     work: PassWork, scoring: ScoringPass, groups: Sequence[UnitGroup], numbers: list[int]
-) -> Iterator[tuple[Part | None, int, int]]:
+) -> Iterator[tuple[_AddedPart | None, int, int]]:
     """Compute groups of a pass. Yield after each: what is finished (see `PassParts.add`), tokens, and new splits."""
     to_do = set(numbers)
     fresh: list[Arrays] = []
@@ -465,7 +465,7 @@ class Scorer:
         requests: Sequence[Request],
         *,
         capture: StateWriter | None = None,
-        baseline: Baseline = None,
+        baseline: BaselineOutputs = None,
         resume: Path | None = None,
     ) -> tuple[OptionScores, OptionDistances | None]:
         """Score the requests of all tasks together, since shared prefixes are computed once; one row each, in order.
@@ -509,7 +509,7 @@ class Scorer:
         max_tokens: int | None = None,
         starts: Sequence[int] = (),
         capture: StateWriter | None = None,
-        baseline: Baseline = None,
+        baseline: BaselineOutputs = None,
         resume: Path | None = None,
     ) -> tuple[TokenScores, TokenDistances | None]:
         """Score each token of a running text, of several documents, or of a model's answers.
@@ -540,7 +540,7 @@ class Scorer:
         path: str,
         label: str,
         capture: StateWriter | None,
-        baseline: Baseline,
+        baseline: BaselineOutputs,
         resume: Path | None,
         *,
         entropy: bool = False,
@@ -572,7 +572,7 @@ class Scorer:
             progress=self.config.progress,
         )
 
-    def _limits(self, baseline: Baseline) -> dict[str, int]:
+    def _limits(self, baseline: BaselineOutputs) -> dict[str, int]:
         """Return the sizes of batches and head products: from the configuration, the baseline's, or the defaults."""
         stored: dict[str, int] = {}
         if isinstance(baseline, StateStore):
@@ -592,7 +592,7 @@ class Scorer:
         automatic = default_limits(self.loaded.vocab_size, on_gpu=self.loaded.device.type == "cuda")
         return {name: getattr(self.config, name) or stored.get(name) or size for name, size in automatic.items()}
 
-    def _path(self, max_length: int, baseline: Baseline) -> tuple[str, str | None]:
+    def _path(self, max_length: int, baseline: BaselineOutputs) -> tuple[str, str | None]:
         """Return "packed" or "plain", and the reason for "plain"."""
         if self.config.path == "plain":
             return "plain", "the configuration asks for it"
@@ -650,7 +650,7 @@ class Scorer:
             logger.warning("%d options are longer than the model's context and are not scored", self.report.n_unscored)
 
 
-def _baseline_identity(baseline: Baseline) -> str:
+def _baseline_identity(baseline: BaselineOutputs) -> str:
     """Return what identifies the baseline in a journal."""
     if isinstance(baseline, LoadedModel):
         return f"resident {baseline.model.config.name_or_path}"

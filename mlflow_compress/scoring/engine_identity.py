@@ -17,7 +17,7 @@ evaluations of one version stay comparable across releases, and those of another
 """
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numba")  # compute for every model
-FORMAT_PACKAGES = {  # what reads each format of quantized weights, by ``quant_method``
+_FORMAT_PACKAGES = {  # what reads each format of quantized weights, by ``quant_method``
     "awq": "gptqmodel",
     "bitsandbytes": "bitsandbytes",
     "compressed-tensors": "compressed-tensors",
@@ -36,7 +36,7 @@ def engine_identity(folder: Path) -> dict[str, str]:
     """
     folder = Path(folder)
     identity = {**code_identity(), "attention": checkpoint_config.attention(folder) or "auto"}
-    packages = {FORMAT_PACKAGES.get(checkpoint_config.quant_method(folder) or "")}
+    packages = {_FORMAT_PACKAGES.get(checkpoint_config.quant_method(folder) or "")}
     if checkpoint_config.is_native_gguf(folder):
         packages.add("llama-cpp-python")
     identity |= {package: _version(package) for package in sorted(filter(None, packages))}

@@ -18,7 +18,7 @@ from mlflow_compress.files import read_json_object, read_typed
 from mlflow_compress.scoring.baseline_store import StateWriter, write_file
 
 Arrays = dict[str, npt.NDArray[Any]]
-IDENTITY = "identity.json"
+_IDENTITY = "identity.json"
 _FIX = "Delete the folder to start again"
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Journal:
     def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / IDENTITY
+        path = self.folder / _IDENTITY
         if path.is_file():
             stored = read_json_object(path, error=StoreError)
             differ = sorted(k for k in stored.keys() | identity.keys() if stored.get(k) != identity.get(k))

@@ -38,7 +38,7 @@ from mlflow_compress.scoring.scoring_pass import ModelRunner
 
 Tensor = torch.Tensor
 NO_SWAP, ALL, WHOLE = "none", "all", "whole variant"
-STATE_BYTES = 1 << 30
+_STATE_BYTES = 1 << 30
 _CANNOT = (TypeError, ValueError, RuntimeError, AttributeError, IndexError, KeyError)
 
 
@@ -208,7 +208,7 @@ class SwapMeter:
         self,
         baseline: LoadedModel,
         *,
-        state_bytes: int = STATE_BYTES,
+        state_bytes: int = _STATE_BYTES,
         suffix_only: bool = True,
         progress: bool = True,
     ) -> None:

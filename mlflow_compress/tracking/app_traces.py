@@ -14,7 +14,7 @@ from mlflow_compress.items.sources.conversations import Redaction, cleaned
 
 _PAGE = 100  # traces per call
 _CHAT = ("CHAT_MODEL", "LLM")  # types of spans that ask a model
-CATEGORY = "category"  # tag of a trace
+_CATEGORY = "category"  # tag of a trace
 
 
 def read_conversations(uri: str, where: str, redact: Redaction) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def _row(trace: Trace, redact: Redaction) -> dict[str, Any] | None:
             messages = cleaned([*asked, answer], redact)
             if None in messages:
                 continue
-            return {"messages": messages, "category": redact(str(trace.info.tags.get(CATEGORY, "")))}
+            return {"messages": messages, "category": redact(str(trace.info.tags.get(_CATEGORY, "")))}
     return None
 
 

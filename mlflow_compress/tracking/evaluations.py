@@ -60,7 +60,7 @@ def _checkpoint(run: Run) -> tuple[str, str]:
 
 def items_in(metrics: Mapping[str, float]) -> int | None:
     """Return the number of items with a prediction, from the metrics of a main run; None where they lack it."""
-    return int(metrics[run_names.ITEMS]) if run_names.ITEMS in metrics else None
+    return int(metrics[run_names.N_ITEMS]) if run_names.N_ITEMS in metrics else None
 
 
 def makes_of(run: Run, runs: Sequence[Run]) -> list[Run]:

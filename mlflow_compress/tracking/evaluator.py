@@ -13,7 +13,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from mlflow_compress.errors import ConfigError
 
-ITEMS_TABLE = "compress_items"
+_ITEMS_TABLE = "compress_items"
 
 
 class CompressEvaluator(ModelEvaluator):  # type: ignore[misc]
@@ -73,11 +73,11 @@ class CompressEvaluator(ModelEvaluator):  # type: ignore[misc]
         if model_id is None:  # otherwise MLflow logs what is returned to the run and the model
             for name, value in metrics.items():
                 client.log_metric(run_id, name, value)
-        file = f"{ITEMS_TABLE}.json"
+        file = f"{_ITEMS_TABLE}.json"
         client.log_table(run_id, items, file)
         table = json.loads(items.to_json(orient="split"))
         artifact = JsonEvaluationArtifact(uri=f"{run.info.artifact_uri}/{file}", content=table)
-        return EvaluationResult(metrics, {ITEMS_TABLE: artifact}, run_id)
+        return EvaluationResult(metrics, {_ITEMS_TABLE: artifact}, run_id)
 
 
 def _checkpoint_of(model: Any, config: Mapping[str, Any]) -> str:

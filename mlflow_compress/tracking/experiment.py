@@ -109,8 +109,8 @@ def _is_complete(database: Path) -> bool:
         return True
 
 
-AUTO = "auto"
-NAME = "mlflow-compress"  # the experiment of runs for which the user has named none
+AUTO_EXPERIMENT = "auto"
+DEFAULT_EXPERIMENT = "mlflow-compress"  # the experiment of runs for which the user has named none
 BESIDE = "-baselines-and-decisions"  # added to an experiment's name: where runs go that are no variant's
 _DEFAULT_ID = "0"  # MLflow's "Default", which `mlflow run` takes when no experiment is named
 _PAGE = 1000  # results of one request
@@ -123,16 +123,16 @@ _ABOUT_BESIDE = "Baselines that variants are compared with, and the decisions of
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # MLflow's UI opens on runs, not on traces of an app
 
 
-def choose_experiment(client: PatientClient, uri: str, name: str = AUTO) -> str:
+def choose_experiment(client: PatientClient, uri: str, name: str = AUTO_EXPERIMENT) -> str:
     """Return the id of the experiment that new runs go to.
 
     Without a name, MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID decide if they are set, unless the id is that of
-    MLflow's "Default". Otherwise it is the experiment `NAME`, so that variants do not mix with unrelated runs.
+    MLflow's "Default". Otherwise it is `DEFAULT_EXPERIMENT`, so that variants do not mix with unrelated runs.
     """
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "") if name == AUTO else name
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "") if name == AUTO_EXPERIMENT else name
     given = os.environ.get("MLFLOW_EXPERIMENT_ID") or _DEFAULT_ID
     if name or given == _DEFAULT_ID:
-        experiment_id = _get_or_create(client, name or NAME, uri)
+        experiment_id = _get_or_create(client, name or DEFAULT_EXPERIMENT, uri)
     else:
         with naming("MLFLOW_EXPERIMENT_ID", "an experiment"):
             experiment_id = _active(client.get_experiment(given))

@@ -26,22 +26,22 @@ from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.task_source import SOURCE_TYPE
 from mlflow_compress.tracking.tracker import Tracker, models_of_run
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 
 # Distributions that loading and scoring import for every checkpoint format. A test compares them with a fresh process.
-ALWAYS = (
+_ALWAYS = (
     "mlflow", "pandas", "torch", "transformers", "tokenizers", "accelerate", "safetensors", "huggingface_hub", "numpy",
     "pyarrow", "numba", "llvmlite", "tqdm", "jinja2", "pydantic", "pyyaml",
 )  # fmt: skip
 # Distributions that load a quantized checkpoint, by the `quant_method` of its configuration.
-BY_METHOD = {
+_BY_METHOD = {
     "compressed-tensors": ("compressed-tensors",),
     "bitsandbytes": ("bitsandbytes",),
     "torchao": ("torchao",),
     "gptq": ("gptqmodel", "optimum"),
     "awq": ("gptqmodel", "optimum"),
 }
-GGUF = ("gguf", "llama-cpp-python")
+GGUF_REQUIREMENTS = ("gguf", "llama-cpp-python")
 
 
 def requirements(checkpoint: Path | None) -> list[str]:
@@ -53,9 +53,9 @@ def requirements(checkpoint: Path | None) -> list[str]:
     if checkpoint is not None:
         config = read_json_object(checkpoint / "config.json", error=CheckpointError)
         method = str((config.get("quantization_config") or {}).get("quant_method"))
-        optional = [*BY_METHOD.get(method, ()), *(GGUF if any(checkpoint.glob("*.gguf")) else ())]
+        optional = [*_BY_METHOD.get(method, ()), *(GGUF_REQUIREMENTS if any(checkpoint.glob("*.gguf")) else ())]
     pinned = []
-    for name in (*ALWAYS, *optional):
+    for name in (*_ALWAYS, *optional):
         with suppress(PackageNotFoundError):
             pinned.append(f"{name}=={version(name).partition('+')[0]}")
     return pinned
@@ -69,10 +69,10 @@ def _copy_code(folder: Path) -> Path:
             e for e in entries if not e.endswith(".py") and (e == "__pycache__" or not (Path(directory) / e).is_dir())
         ]
 
-    return Path(shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=other))
+    return Path(shutil.copytree(PACKAGE_FOLDER, folder / PACKAGE_FOLDER.name, ignore=other))
 
 
-AUTO_LIMIT = 2 * 2**30
+_AUTO_LIMIT = 2 * 2**30
 """Largest checkpoint, in bytes, that log_weights="auto" stores with its model."""
 
 _MODEL_FILE = Path(__file__).with_name("variant_model.py")
@@ -81,7 +81,7 @@ _RESERVED = "/:.%\"'"  # characters that MLflow refuses in the name of a logged 
 EVALUATION_SET = "evaluation"
 """Name of the data set of pooled values. It stands for all tasks and settings; its digest is the evaluation id."""
 
-SIGNATURE = ModelSignature(
+_SIGNATURE = ModelSignature(
     # Texts. In a column that is declared as "string", MLflow's server turns null into the text "None".
     inputs=Schema([ColSpec(AnyType(), name, required=False) for name in ("prompt", "continuation", "messages")]),
     # A prompt's text, a continuation's score, or a chat completion.
@@ -119,7 +119,7 @@ class VariantEntry:
     dtype: str  # Dtype of its evaluation, in which it is also loaded
     params: Mapping[str, object]  # Settings, with "auto" resolved
     tags: Mapping[str, str]  # Tags for searches
-    log_weights: str = "auto"  # "true", "false" or "auto" (up to `AUTO_LIMIT`)
+    log_weights: str = "auto"  # "true", "false" or "auto" (up to `_AUTO_LIMIT`)
     # Who serves what where, and the run that has measured it; None of a checkpoint
     served: Mapping[str, str] | None = None
 
@@ -131,7 +131,7 @@ class VariantEntry:
         logged = self.log_weights == "true"
         if self.log_weights == "auto":
             files = (path for path in self.checkpoint.rglob("*") if path.is_file())
-            logged = sum(path.stat().st_size for path in files) <= AUTO_LIMIT
+            logged = sum(path.stat().st_size for path in files) <= _AUTO_LIMIT
         return "logged" if logged else "reference"
 
 
@@ -139,7 +139,7 @@ def log_variant_model(tracker: Tracker, run_id: str, entry: VariantEntry) -> str
     """Log the variant of a main run as an MLflow model, and return its id. A resumed run keeps its model."""
     client = tracker.client
     storage = entry.storage
-    identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS: storage}
+    identity = {run_names.CHECKPOINT_SHA256: entry.checkpoint_sha256, run_names.WEIGHTS_KEPT: storage}
     run = client.get_run(run_id)
     for logged in models_of_run(client, run):
         if identity.items() <= logged.tags.items():
@@ -199,7 +199,7 @@ def _saved(folder: Path, entry: VariantEntry, storage: str, meta: Model) -> Path
             python_model=str(_MODEL_FILE),
             artifacts={"variant": str(description)},
             mlflow_model=meta,
-            signature=SIGNATURE,
+            signature=_SIGNATURE,
             input_example=(pd.DataFrame({"prompt": ["Once upon a time"]}), {"max_new_tokens": 16}),
             code_paths=[str(_copy_code(folder))],
             # If they are not given, MLflow loads the model to find them.

@@ -21,11 +21,11 @@ _TAGS = (
     run_names.VARIANT,
     run_names.METHOD,
     run_names.EVALUATION,
-    run_names.WEIGHTS,
-    *run_names.SERVED,
+    run_names.WEIGHTS_KEPT,
+    *run_names.SERVED_TAGS,
 )
 # A version's own tags, because its metrics are those of its logged model, which a search of versions does not see.
-VALUES = ("distance/flips_pct", "distance/kl_mean", "quality/accuracy_delta", "size/ratio")
+SHOWN_METRICS = ("distance/flips_pct", "distance/kl_mean", "quality/accuracy_delta", "size/ratio")
 _RESERVED_CHARACTERS = "/:\\'\""  # reserved by MLflow, and quotes, which search filters cannot escape
 
 
@@ -90,7 +90,7 @@ def versions_by_run(tracker: Tracker, name: str) -> dict[str, ModelVersion]:
 def version_tags(run: Run, model: LoggedModel | None = None) -> dict[str, str]:
     """Return what a version says of its variant; without the model what it says of its weights is left out."""
     tags, metrics = {**(model.tags if model else {}), **run.data.tags}, run.data.metrics
-    return {k: tags[k] for k in _TAGS if k in tags} | {k: f"{metrics[k]:.4g}" for k in VALUES if k in metrics}
+    return {k: tags[k] for k in _TAGS if k in tags} | {k: f"{metrics[k]:.4g}" for k in SHOWN_METRICS if k in metrics}
 
 
 def register_version(tracker: Tracker, name: str, run: Run) -> str:
@@ -108,7 +108,7 @@ def register_version(tracker: Tracker, name: str, run: Run) -> str:
         "reference": f"Weights: by reference, loads only where the folder {tags.get(run_names.CHECKPOINT)} is.",
         "served": f"Weights: none here. Served as {tags.get('served_model')} at {tags.get('endpoint')} by "
         f"{tags.get('server')}; its numbers are those of run {tags.get(run_names.EVALUATE_RUN)}.",
-    }.get(model.tags.get(run_names.WEIGHTS, ""), "")
+    }.get(model.tags.get(run_names.WEIGHTS_KEPT, ""), "")
     content = {
         "source": f"models:/{model.model_id}",
         "run_id": run.info.run_id,

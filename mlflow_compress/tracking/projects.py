@@ -106,7 +106,7 @@ def _end_killed(tracker: Tracker, run_id: str) -> None:
 def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int, *, reason: str | None = None) -> StageError:
     """Return the error of a failed stage. End the stage's run if its process could not do so."""
     run = tracker.client.get_run(run_id)
-    noted = run.data.tags.get(run_names.ERROR)
+    noted = run.data.tags.get(run_names.RUN_ERROR)
     reason = noted if reason is None else reason
     if killer := killed_by(returncode):
         what = f"Stage {stage} {KILLED_BY} {killer}"
@@ -117,6 +117,6 @@ def _failed(tracker: Tracker, stage: str, run_id: str, returncode: int, *, reaso
         tracker.client.set_terminated(run_id, "FAILED")
     run_ended(tracker.uri, run_id)
     if noted is None:
-        tracker.client.set_tag(run_id, run_names.ERROR, what)
+        tracker.client.set_tag(run_id, run_names.RUN_ERROR, what)
         tracker.client.set_tag(run_id, MLFLOW_RUN_NOTE, f"**{what}**")
     return StageError(what, stage=stage, fix=fix, broke_off=killer is not None or returncode == BROKE_OFF)

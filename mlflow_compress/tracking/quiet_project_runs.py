@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlflow.tracking.context.abstract_context import RunContextProvider
 
-WRITTEN_BY = "tools/write_mlprojects.py"
+_WRITTEN_BY = "tools/write_mlprojects.py"
 """Stands in the first line of each of our MLproject files."""
 
 
@@ -19,7 +19,7 @@ def runs_our_project(arguments: Sequence[str]) -> bool:
     """Return whether a command line is `mlflow run` of a folder with one of our projects."""
     files = [Path(argument) / "MLproject" for argument in arguments[2:]]
     return arguments[1:2] == ["run"] and any(
-        file.is_file() and WRITTEN_BY in file.read_text(encoding="utf-8", errors="replace") for file in files
+        file.is_file() and _WRITTEN_BY in file.read_text(encoding="utf-8", errors="replace") for file in files
     )
 
 

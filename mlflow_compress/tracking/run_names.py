@@ -11,19 +11,19 @@ BASE_MODEL = "base_model"
 VERDICT = "verdict"
 FINGERPRINT = "fingerprint"
 EVALUATION = "evaluation"  # evaluation id: only runs with the same id may be compared
-KL = "distance/kl_mean"  # metric by which runs are ordered
-ITEMS = "items/n"  # metric: items with a prediction, pooled in the headline
+ORDERED_BY = "distance/kl_mean"  # metric by which runs are ordered
+N_ITEMS = "items/n"  # metric: items with a prediction, pooled in the headline
 CHECKPOINT = "checkpoint"
 CHECKPOINT_SHA256 = "checkpoint_sha256"  # of method, settings and weight files; distinguishes variants of the same name
 BASE_WEIGHTS = "base_weights"  # SHA-256 of the baseline's weight files; several models may have the same name
-WEIGHTS = "weights"  # of a logged model: "logged" (stored with it), "reference" (to a folder) or "served" (none)
+WEIGHTS_KEPT = "weights"  # of a logged model: "logged" (stored with it), "reference" (to a folder) or "served" (none)
 EVALUATE_RUN = "evaluate_run_id"  # of a served variant's model: the run that has measured it
-SERVED = ("served_model", "endpoint", "server", EVALUATE_RUN)  # of a served variant's main run, model and version
+SERVED_TAGS = ("served_model", "endpoint", "server", EVALUATE_RUN)  # of a served variant's main run, model and version
 METHOD = "method"
 SERVED_BY = "served_by"  # of a main run: targets that take its checkpoint, or "none"; not there where nobody knows
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
 BASELINE_GREEDY_RUN = "baseline_greedy_run_id"  # of a judge run: the run with the baseline's greedy answers
-ERROR = "error"
+RUN_ERROR = "error"
 POINTS_AT = "points_at"  # of a run that `mlflow run` made in another experiment: the run with the results
 PROCESS = "process"  # of a run that is open: who writes to it, see `live_processes`
 SCORED_BEFORE = "scored_before"  # of an evaluation on more items: the run that has scored the first of them
@@ -41,7 +41,7 @@ DELIVERY = "delivery"  # of a decision that a webhook has asked for: MLflow's id
 MOVED_FROM, MOVED_TO = "moved_from", "moved_to"  # of a decision that moved the alias: versions
 VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
 EVALUATED_KEY, JUDGED_KEY, TIMED_KEY = "evaluated_key", "judged_key", "timed_key"  # the same in parts, by stage
-LEADERBOARD = "leaderboard"  # of a main run: "shown", or which run has its results and more
+ON_LEADERBOARD = "leaderboard"  # of a main run: "shown", or which run has its results and more
 SWEEP_RUN = "sweep_run_id"  # of a main run: the sweep or search that made it. Not nested: MLflow's list shows variants.
 ASKED = "asked"  # of a main run: hash of all that decides it but judge and speed, by which the same command finds it
 REPLICATE_OF = "replicate_of"  # of a main run: name of the checkpoint's folder that it made with other samples
@@ -53,12 +53,12 @@ FAILED_STAGE = "failed_stage"  # of a main run that shows the results of the oth
 DEFAULT_POLICY = "default_policy"
 
 # Artifact folders and files of the stages' runs.
-RECORDS, NOISE = "records", "noise"
-ENGINE = "engine"  # of a baseline that another engine ran: records of its checkpoint under transformers
-EMBEDDINGS = "embeddings"  # of a judge run: vectors of the answers of "baseline", "again" and "variant"
+RECORDS, NOISE_RECORDS = "records", "noise"
+ENGINE_RECORDS = "engine"  # of a baseline that another engine ran: records of its checkpoint under transformers
+EMBEDDING_FILES = "embeddings"  # of a judge run: vectors of the answers of "baseline", "again" and "variant"
 BASELINE_GRADES = "baseline_grades"  # of a judge run: what its judges say of the baseline's answers
 HIDDEN = "answers_hidden"  # tag of a judge run on logged conversations whose texts no report shows
-ANSWERS = "answers"  # of a judge run: both models' answers side by side, as page and as JSONL
+ANSWERS_PAGE = "answers"  # of a judge run: both models' answers side by side, as page and as JSONL
 FACTS = "endpoint.json"  # of a run that has asked a served model: what its server can, and who it is
 ACCOUNT = "account.json"  # of an evaluate run: what was asked, what became of it, and under what conditions
 PARAMETERS = "parameters.json"  # of a main run: the parameters that `resume` reads
@@ -89,7 +89,7 @@ def on_main_run(values: Mapping[str, float]) -> dict[str, float]:
         if declared.gate is not None and declared.gate.name in values and declared.unit != "items"
     ]
     cache = _CACHE if values.get("size/cache_ratio", 1.0) != 1.0 else ()
-    ordered = dict.fromkeys([KL, *_SIZES, *leaderboard(), *headline, *_MORE, *cache, *gates])
+    ordered = dict.fromkeys([ORDERED_BY, *_SIZES, *leaderboard(), *headline, *_MORE, *cache, *gates])
     return {name: values[name] for name in ordered if name in values}
 
 

@@ -16,8 +16,9 @@ from mlflow_compress.metrics.core.answer_files import answers_from_rows
 from mlflow_compress.metrics.health import DEFECTS, defects_of
 from mlflow_compress.metrics.refusals import refuses
 
-GOLD, BASELINE = "expected_response", "baseline_response"  # names of the expectations, the first as MLflow calls it
-CALLS = "expected_tool_calls"  # the right calls, or the baseline's; as MLflow calls it
+# Names of the expectations, the first as MLflow calls it
+_GOLD, BASELINE_ANSWER = "expected_response", "baseline_response"
+_CALLS = "expected_tool_calls"  # the right calls, or the baseline's; as MLflow calls it
 
 
 @scorer(pass_if=lambda flipped: not flipped)  # type: ignore[untyped-decorator, unused-ignore]
@@ -26,10 +27,12 @@ def flip(outputs: Any, expectations: dict[str, Any]) -> Feedback:
 
     An item without an answer of both models is an error of this scorer, which MLflow counts apart.
     """
-    if missing := [name for name in (GOLD, BASELINE) if name not in expectations]:
-        raise DataError("The scorer 'flip' lacks expectations", allowed=f"{GOLD}, {BASELINE}", got=f"no {missing}")
-    sides = {BASELINE: expectations[BASELINE], "outputs": outputs}
-    rows = [{"id": name, "pred": answer, "gold": expectations[GOLD]} for name, answer in sides.items()]
+    if missing := [name for name in (_GOLD, BASELINE_ANSWER) if name not in expectations]:
+        raise DataError(
+            "The scorer 'flip' lacks expectations", allowed=f"{_GOLD}, {BASELINE_ANSWER}", got=f"no {missing}"
+        )
+    sides = {BASELINE_ANSWER: expectations[BASELINE_ANSWER], "outputs": outputs}
+    rows = [{"id": name, "pred": answer, "gold": expectations[_GOLD]} for name, answer in sides.items()]
     baseline, variant = answers_from_rows(rows)
     if baseline.pred is None or variant.pred is None:
         raise DataError("An item without an answer of both models did neither flip nor stay", got=str(rows))
@@ -77,12 +80,12 @@ def tool_match(outputs: Any, expectations: dict[str, Any]) -> Feedback:
     `expected_tool_calls` lists names and arguments, `[]` for none. Arguments are equal as JSON is, by type: 1 is 1.0,
     but neither true nor "1". Arguments that are no JSON match nothing.
     """
-    if CALLS not in expectations:
-        raise DataError("The scorer 'tool_match' lacks expectations", allowed=CALLS, got=f"{sorted(expectations)}")
+    if _CALLS not in expectations:
+        raise DataError("The scorer 'tool_match' lacks expectations", allowed=_CALLS, got=f"{sorted(expectations)}")
     try:
-        made, wanted = (Counter(map(_call, calls)) for calls in (_made(outputs), expectations[CALLS]))
+        made, wanted = (Counter(map(_call, calls)) for calls in (_made(outputs), expectations[_CALLS]))
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        got = f"{outputs} and {expectations[CALLS]}"[:200]
+        got = f"{outputs} and {expectations[_CALLS]}"[:200]
         raise DataError("The scorer 'tool_match' reads messages and calls of OpenAI's format", got=got) from error
     told = [
         f"{what} {name}({arguments})"

@@ -117,7 +117,7 @@ class TrackedRun:
         self._client.update_run(self.run_id, name=name)
 
     def end(self, status: str, message: str) -> None:
-        self.set_tags({run_names.ERROR: message})
+        self.set_tags({run_names.RUN_ERROR: message})
         self.set_note(f"**{status}:** {message}")
         self._client.set_terminated(self.run_id, status)
 

@@ -22,9 +22,9 @@ from mlflow_compress.lifetime import KILLED_BY, processor_time
 from mlflow_compress.tracking import live_processes, run_names
 from mlflow_compress.tracking.artifacts import json_artifact, local_folder
 from mlflow_compress.tracking.experiment import (
-    AUTO,
+    AUTO_EXPERIMENT,
     BESIDE,
-    NAME,
+    DEFAULT_EXPERIMENT,
     choose_experiment,
     create_database,
     experiment_beside,
@@ -190,7 +190,7 @@ class Tracker:
     is a `TrackingError`.
     """
 
-    def __init__(self, experiment: str = AUTO, uri: str | None = None) -> None:
+    def __init__(self, experiment: str = AUTO_EXPERIMENT, uri: str | None = None) -> None:
         self._to_fill: str | None = None
         self._is_configured = uri is None
         self.uri = uri or tracking_uri()
@@ -212,7 +212,7 @@ class Tracker:
         """
         given = os.environ.get(_RUN_ID_VARIABLE) if self._is_configured else None
         if not given:
-            named = NAME if name == AUTO and not self._is_configured else name
+            named = DEFAULT_EXPERIMENT if name == AUTO_EXPERIMENT and not self._is_configured else name
             return choose_experiment(self.client, self.uri, named)
         with naming(_RUN_ID_VARIABLE, "a run"):
             run = self.client.get_run(given)
@@ -315,7 +315,7 @@ class Tracker:
             self.experiment_id = str(run.info.experiment_id)  # for the runs of its remaining stages
             note_run(self.uri, run.data.tags[run_names.STAGE], run_id)
             yield tracked
-            tracked.remove_tags(run_names.ERROR, run_names.FAILED_STAGE)
+            tracked.remove_tags(run_names.RUN_ERROR, run_names.FAILED_STAGE)
         self.drop_killed([run_id])
 
     def alone(self, key: str) -> AbstractContextManager[Callable[[], None]]:
@@ -366,7 +366,7 @@ class Tracker:
 
     def _drop_killed(self, run: Run) -> bool:
         left = [child for child in self._below(run.info.run_id) if not self._drop_killed(child)]
-        killed = run.info.status == "KILLED" or KILLED_BY in run.data.tags.get(run_names.ERROR, "")
+        killed = run.info.status == "KILLED" or KILLED_BY in run.data.tags.get(run_names.RUN_ERROR, "")
         if left or run.data.metrics or not killed:
             return False
         self.client.delete_run(run.info.run_id)
@@ -434,7 +434,7 @@ class Tracker:
         return json_artifact(self.client, run, name)
 
 
-def opened(store: Tracker | str | None, experiment: str = AUTO) -> Tracker:
+def opened(store: Tracker | str | None, experiment: str = AUTO_EXPERIMENT) -> Tracker:
     """Return a store that is open already as it is, else the one of an address, or that MLflow is configured for."""
     return Tracker(experiment, store) if store is None or isinstance(store, str) else store
 

@@ -22,7 +22,7 @@ from mlflow_compress.tracking.waiting import PatientClient
 from mlflow_compress.transport.endpoint import shown_url
 
 LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
-CHARTS = "charts"
+_CHARTS = "charts"
 _RUN_COLOUR = "mlflow.runColor"  # tag by which MLflow's UI draws a run
 
 _COSTS = (BITS, DECODE_SPEEDUP, MEMORY_RATIO)
@@ -119,7 +119,7 @@ def save_leaderboard(client: PatientClient, run_id: str) -> None:
     evaluation = run.data.tags.get(run_names.EVALUATION)
     if evaluation is None:
         return
-    rows = {run_names.STAGE: "main", run_names.EVALUATION: evaluation, run_names.LEADERBOARD: "shown"}
+    rows = {run_names.STAGE: "main", run_names.EVALUATION: evaluation, run_names.ON_LEADERBOARD: "shown"}
     variants = search_runs(client, tags_filter(rows))
     _colour(client, variants)
     measured = {name for variant in variants for name in variant.data.metrics}
@@ -135,9 +135,9 @@ def save_leaderboard(client: PatientClient, run_id: str) -> None:
         LEADERBOARD: ("Leaderboard", _table((FLIPS, KL, DELTA, RATIO, *_COSTS), description=250)),
         f"{LEADERBOARD}-all": (
             "All headline metrics",
-            _table([*run_names.leaderboard(), run_names.ITEMS], description=200),
+            _table([*run_names.leaderboard(), run_names.N_ITEMS], description=200),
         ),
-        CHARTS: ("Size against distance", _charts(measured)),
+        _CHARTS: ("Size against distance", _charts(measured)),
     }
     for view, (name, state) in views.items():
         content = json.dumps({**page, **state}).encode()
@@ -181,6 +181,6 @@ def how_to_open(client: PatientClient, uri: str, run_id: str) -> str:
         view = f"{_page(uri, experiment)}/runs?workflowType=machine_learning&viewStateShareKey="
         lines += [
             f"Leaderboard:   {view}{LEADERBOARD}{ending}",
-            f"Charts:        {view}{CHARTS}{ending}&compareRunsMode=CHART",
+            f"Charts:        {view}{_CHARTS}{ending}&compareRunsMode=CHART",
         ]
     return "\n".join(lines)

@@ -26,12 +26,12 @@ R = TypeVar("R")
 A = TypeVar("A", bound=Answered)
 
 
-ENDING_SECONDS = 5.0
+_ENDING_SECONDS = 5.0
 """After an error or Ctrl-C, the calls under way have these seconds, so that their answers are kept."""
 
 
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-LONGEST_RETRY_AFTER = 600.0
+_FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
+_LONGEST_RETRY_AFTER = 600.0
 """A server that asks for a longer pause than these seconds has said no."""
 _PASSING = frozenset({408, 409, 425, 429})
 _NOT_REACHED = ("ConnectError", "ConnectTimeout")  # errors of httpx, or of httpx2, which newer clients of openai use
@@ -63,7 +63,7 @@ def back_off(retry: int) -> float:
 
     Without the random part, calls that failed together would come back together.
     """
-    longest = min(FIRST_WAIT * 2.0 ** min(retry, 30), LONGEST_WAIT)
+    longest = min(_FIRST_WAIT * 2.0 ** min(retry, 30), _LONGEST_WAIT)
     return longest * random.uniform(0.5, 1.0)  # no result depends on it, so it has no seed
 
 
@@ -150,7 +150,7 @@ class PerMinute:
         return max(_MINUTE_S - (now - self._taken[0][0]), 0.001)
 
 
-REASONING_ROOM = 4
+_REASONING_ROOM = 4
 """Models that want ``max_completion_tokens`` reason before they answer: room for the answer, times this."""
 
 _LENGTH = re.compile(r"max_completion_tokens", re.IGNORECASE)
@@ -171,7 +171,7 @@ class _Dialect:
 
     def settings(self, max_tokens: int) -> dict[str, Any]:
         """Return the settings of a request whose visible reply may have `max_tokens` tokens."""
-        room = max_tokens if self.length == "max_tokens" else REASONING_ROOM * max_tokens
+        room = max_tokens if self.length == "max_tokens" else _REASONING_ROOM * max_tokens
         return {**({"temperature": 0} if self.temperature else {}), self.length: room}
 
     def messages(self, given: Sequence[dict[str, str]]) -> list[dict[str, str]]:
@@ -249,7 +249,7 @@ class Transport(AbstractContextManager["Transport"]):
     def for_all(self, function: Callable[[T], Awaitable[R]], things: Iterable[T]) -> list[R]:
         """Return an asynchronous function's results for all things, at most `concurrency` at the same time.
 
-        After an error, or Ctrl-C, no call begins; those under way have `ENDING_SECONDS`, and the function keeps them.
+        After an error, or Ctrl-C, no call begins; those under way have `_ENDING_SECONDS`, and the function keeps them.
         """
 
         async def one(thing: T) -> R:
@@ -269,7 +269,7 @@ class Transport(AbstractContextManager["Transport"]):
             either: list[asyncio.Future[Any]] = [results, ending]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._ending.is_set():
-                await asyncio.wait(tasks, timeout=ENDING_SECONDS)
+                await asyncio.wait(tasks, timeout=_ENDING_SECONDS)
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -366,7 +366,7 @@ class Transport(AbstractContextManager["Transport"]):
             if reply.refused and learns(reply.refused):
                 continue
             pause = reply.wait if reply.wait is not None else back_off(retry)
-            if not reply.passing or retry >= self.config.max_retries or pause > LONGEST_RETRY_AFTER:
+            if not reply.passing or retry >= self.config.max_retries or pause > _LONGEST_RETRY_AFTER:
                 return _given_up(self.config, reply, answered=self._answered)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause)

@@ -18,8 +18,8 @@ from mlflow_compress.files import alone_with, parse_json
 T = TypeVar("T")
 
 # Reasons why there is no rating. They are part of metric names (`judge/unscored/<reason>`).
-REFUSAL, EMPTY, CUT, FILTERED = "refusal", "empty", "length", "content_filter"
-NO_CHOICES, NOT_JSON, NOT_A_COMPLETION = "no_choices", "not_json", "not_a_completion"
+_REFUSAL, _EMPTY, CUT, FILTERED = "refusal", "empty", "length", "content_filter"
+_NO_CHOICES, NOT_JSON, NOT_A_COMPLETION = "no_choices", "not_json", "not_a_completion"
 ERROR_INSIDE = "error_inside"  # HTTP 200 around an error: proxies answer so
 TIMEOUT, CONNECTION, BUDGET = "timeout", "connection", "budget"
 
@@ -113,7 +113,7 @@ def _completion(reply: Any, model: str) -> Reply:
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None
     if not isinstance(first, dict) or not isinstance(message, dict):
-        return Reply("", answered, None, NO_CHOICES, usage)
+        return Reply("", answered, None, _NO_CHOICES, usage)
     text, reasoning = text_and_reasoning(message)
     finish = first.get("finish_reason")
     problem = _problem(text, finish, message.get("refusal"))
@@ -153,9 +153,9 @@ def _problem(text: str, finish_reason: object, refusal: object) -> str | None:
     if finish_reason == "content_filter":
         return FILTERED
     if refusal or finish_reason == "refusal":
-        return REFUSAL
+        return _REFUSAL
     if not text.strip():
-        return CUT if finish_reason == "length" else EMPTY
+        return CUT if finish_reason == "length" else _EMPTY
     return None
 
 

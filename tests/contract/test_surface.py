@@ -89,7 +89,7 @@ def surface() -> dict[str, Any]:
         },
         "records": dict(_record_schemas()),
         "manifest": {
-            "version": checkpoint_manifest.VERSION,
+            "version": checkpoint_manifest.MANIFEST_VERSION,
             "fields": [field.name for field in fields(checkpoint_manifest.CheckpointManifest)],
         },
         "policy": dict(_policy(Policy)),

@@ -24,7 +24,7 @@ def test_drawn_items_are_weighted_resumed_and_in_the_end_all_of_them(
     rounds: list[int] = []
     score = models.BlockScorer._score
 
-    def counted(self: models.BlockScorer, keys: models.Keys, resume: Path) -> object:
+    def counted(self: models.BlockScorer, keys: models.ItemKeys, resume: Path) -> object:
         if len(rounds) == 1:
             rounds.append(-1)
             raise KeyboardInterrupt

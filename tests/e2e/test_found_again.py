@@ -95,7 +95,7 @@ def test_a_stored_baseline_is_not_loaded_and_runs_share_one_evaluation(
     evaluation = baseline.data.tags[run_names.EVALUATION]
     assert len(evaluation) == 16 and int(evaluation, 16) >= 0
     assert [run.data.tags[run_names.EVALUATION] for run in evaluations] == [evaluation] * 2
-    assert [run.data.metrics[run_names.ITEMS] for run in evaluations] == [10] * 2
+    assert [run.data.metrics[run_names.N_ITEMS] for run in evaluations] == [10] * 2
     assert all(run.data.tags[run_names.BASELINE_RUN] == baseline.info.run_id for run in evaluations)
     unchanged = next(run for run in evaluations if run.data.tags[run_names.VARIANT] == "none")
     assert unchanged.data.metrics["distance/kl_mean"] == unchanged.data.metrics["distance/corpus_kl_max"] == 0

@@ -131,7 +131,7 @@ def test_an_interrupted_gate_goes_on_with_the_block_that_it_was_at(
     scored: list[int] = []
     score = evaluated.BlockScorer._score
 
-    def counted(self: evaluated.BlockScorer, keys: evaluated.Keys, resume: Path) -> object:
+    def counted(self: evaluated.BlockScorer, keys: evaluated.ItemKeys, resume: Path) -> object:
         if len(scored) == 2:
             scored.append(-1)
             raise KeyboardInterrupt

@@ -88,11 +88,11 @@ def test_what_was_evaluated_is_published_and_the_run_says_what_failed(failed: Fa
     assert "Next:" not in done.stdout  # the error says what to do next
     assert "judge/" not in done.stdout and "items or tokens" not in done.stdout  # stages say one line each
     assert main.info.status == "FAILED" and main.data.tags[run_names.FAILED_STAGE] == "judge"
-    assert "refused the key" in main.data.tags[run_names.ERROR]
+    assert "refused the key" in main.data.tags[run_names.RUN_ERROR]
     assert main.data.tags["mlflow.note.content"].startswith("**judge failed:**")
     assert "distance/kl_mean" in main.data.metrics and "judge/similarity" not in main.data.metrics
     assert run_names.EVALUATION in main.data.tags and run_names.BASELINE_RUN in main.data.tags
-    assert main.data.metrics[run_names.ITEMS] == 6
+    assert main.data.metrics[run_names.N_ITEMS] == 6
     assert "auto" not in {value for name, value in main.data.params.items() if name != "judge_base_url"}
     assert main.data.params["device"] in ("cpu", "cuda")
 
@@ -115,7 +115,7 @@ def test_resuming_runs_the_judge_alone_and_publishes_again(failed: Failed) -> No
     assert "[1/4] quantize: finished before" in done.stderr and "[2/4] evaluate: finished before" in done.stderr
     again = parent(tracker)
     assert "\nNext:          mlflow-compress promote --model demo\n" in done.stdout
-    assert again.info.status == "FINISHED" and not {run_names.ERROR, run_names.FAILED_STAGE} & set(again.data.tags)
+    assert again.info.status == "FINISHED" and not {run_names.RUN_ERROR, run_names.FAILED_STAGE} & set(again.data.tags)
     assert again.data.metrics["judge/mt_bench"] == 7
     # What the judgments will take is said before the first call; what they took stands in the report, with the answers.
     assert "[judge] j: " in done.stderr and " calls: about " in done.stderr

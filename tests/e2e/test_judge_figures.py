@@ -172,7 +172,7 @@ def test_a_figure_is_of_all_judgments_or_the_first_line_says_what_lacks(
 def test_what_passes_changes_no_figure(
     judged: Callable[..., mc.AnswerEvaluation], right: mc.AnswerEvaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
     faults = {day: partial(fault, kind) for day, kind in enumerate((*PASSING, *PAID))}
     script = Script(faults, passing=True)
     found = judged(script)

@@ -21,14 +21,14 @@ from mlflow_compress import cli
 from mlflow_compress.commands.evaluate.run import log_evaluation
 from mlflow_compress.commands.receipt import cards
 from mlflow_compress.commands.receipt import run as receipts
-from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest
+from mlflow_compress.commands.shared.get_or_create import FINGERPRINT_FILE, digest
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError, MlflowCompressError
 from mlflow_compress.metrics import MetricInputs, compute_all
 from mlflow_compress.metrics.core.account import take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.run_names import ACCOUNT, NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ACCOUNT, NOISE_RECORDS, RECORDS
 from tests import metric_records
 from tests.compress_models import make_llama
 from tests.roundoff import of_sum
@@ -44,9 +44,9 @@ def evaluated(folder: Path, variant: str = "rtn-4bit", *, seed: int = 0, torch: 
     inputs = MetricInputs(made.baseline, other.variant, noise=made.noise, settings=MetricSettings(seed=7, split_seed=7))
     asked = {"weights": "w" * 64, "seed": 7, "torch": torch}
     with store.run("baseline", "baseline", {"base_model": "demo"}) as baseline:
-        baseline.log_json({**asked, "noise_items": 4, "rounding": {"threads": str(seed)}}, FINGERPRINT)
+        baseline.log_json({**asked, "noise_items": 4, "rounding": {"threads": str(seed)}}, FINGERPRINT_FILE)
         inputs.baseline.write(artifacts(folder, baseline.run_id) / RECORDS)
-        inputs.noise.write(artifacts(folder, baseline.run_id) / NOISE)
+        inputs.noise.write(artifacts(folder, baseline.run_id) / NOISE_RECORDS)
     tags = {"base_model": "demo", "baseline_run_id": baseline.run_id, "variant": variant, "verdict": "It moved."}
     with store.run("evaluate", "evaluate", {**tags, "evaluation": digest(asked)[:16]}) as run:
         log_evaluation(store, run, inputs, compute_all(inputs), {"tasks": {"mmlu": "t" * 64}})

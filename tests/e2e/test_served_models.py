@@ -15,7 +15,7 @@ import pytest
 
 import mlflow_compress as mc
 from mlflow_compress import demo
-from mlflow_compress.engines.endpoint.served_model import TEXT
+from mlflow_compress.engines.endpoint.served_model import PROBE_TEXT
 from mlflow_compress.errors import AlignmentError, ConfigError
 from mlflow_compress.models.loading import LoadConfig, LoadedModel, load_model
 from mlflow_compress.records import RunRecords
@@ -53,7 +53,7 @@ def test_the_served_demo_does_not_differ_from_the_demo(loaded: LoadedModel, tmp_
     asked = settings(tmp_path, store=store, endpoint_args={"served_model": NAME}, progress=said.append)
     with served_demo(loaded) as server:
         found = mc.evaluate(f"endpoint:{server.base_url}", task_args={"noise_items": 2}, **asked)
-        fixed, n_asked = loaded.tokenizer(TEXT)["input_ids"][:5], len(server.bodies)
+        fixed, n_asked = loaded.tokenizer(PROBE_TEXT)["input_ids"][:5], len(server.bodies)
         times = {n for body, n in server.answered.items() if json.loads(body)["prompt"][:5] != fixed}
         again = mc.evaluate(f"endpoint:{server.base_url}", task_args={"noise_items": 2}, **asked)
         n_probed = len(server.bodies) - n_asked
@@ -279,14 +279,14 @@ def test_a_wrong_address_is_one_clear_error(address: str, more: dict[str, str], 
 @pytest.mark.slow
 def test_a_killed_evaluation_asks_nothing_twice(loaded: LoadedModel, tmp_path: Path) -> None:
     tasks = task(tmp_path, 16)
-    beginning = loaded.tokenizer(TEXT)["input_ids"][:4]
+    beginning = loaded.tokenizer(PROBE_TEXT)["input_ids"][:4]
 
     def questions(server: ServedDemo) -> dict[str, int]:
         """Return how often each question was answered, without those about what the server can."""
 
         def about_the_server(prompt: Any) -> bool:
             if isinstance(prompt, str):
-                return prompt.startswith(TEXT[:9])
+                return prompt.startswith(PROBE_TEXT[:9])
             return about_the_server(prompt[0]) if isinstance(prompt[0], list) else prompt[:4] == beginning
 
         asked = {key: json.loads(key)["prompt"] for key in list(server.answered)}

@@ -51,7 +51,7 @@ def test_what_the_policy_fails_is_not_made(
         assert "The policy fails what it would be: KL" in rows[name].reason
     # A checkpoint of hqq must fit.
     assert all("needs the whole model in memory" in rows[f"hqq bits={bits}"].reason for bits in (8, 2))
-    [run] = tracker.find(screen.STAGE)
+    [run] = tracker.find(screen.SCREEN_STAGE)
     numbers = [known["values"] for known in tracker.fetch_json(run.run_id, "screened.json").values()]
     assert len(numbers) == 4
     for name, screened in (("fp8", numbers[0]), ("rtn-8bit-g128", numbers[2])):

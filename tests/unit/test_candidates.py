@@ -63,7 +63,7 @@ def finished(
         gates = {"gate/kl_items": items, "gate/kl_clipped_upper": kl, "gate/kl_above_clip_pct_upper": 0.3}
         gates |= {"gate/flips_pct_upper": 2}
         account = {"items/unscored_pct": 0.0, "items/cut_pct": 0.0}
-        run.log_values({**values, **gates, **account, "gate/accuracy_drop_pct_upper": 1, run_names.ITEMS: items})
+        run.log_values({**values, **gates, **account, "gate/accuracy_drop_pct_upper": 1, run_names.N_ITEMS: items})
         logged = client.create_logged_model(tracker.experiment_id, name=variant, source_run_id=run.run_id, tags=tags)
         client.log_outputs(run.run_id, [LoggedModelOutput(logged.model_id, step=0)])
     return run.run_id

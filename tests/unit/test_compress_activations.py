@@ -115,7 +115,7 @@ def test_smoothing_leaves_the_function_of_gemma_as_it_was(tmp_path: Path, monkey
     plain, smooth = (mean_kl(logits(base, ids), logits(tmp_path / name, ids)) for name in ("w8a8", "smoothquant"))
     assert 0 < smooth < 2 * plain
     # llm-compressor's own mapping takes the norm behind the attention for the one before the feed-forward part.
-    monkeypatch.setattr(smoothquant, "MAPPINGS", {})
+    monkeypatch.setattr(smoothquant, "_MAPPINGS", {})
     with pytest.raises(UnsupportedError, match=r"scaling changes what this model computes.*Gemma2ForCausalLM"):
         compress_model(str(base), "smoothquant", config, TEXT, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ import pytest
 
 from mlflow_compress.cli import main
 from mlflow_compress.compression import METHODS, servers
-from mlflow_compress.compression.servers import COLUMNS, rows
+from mlflow_compress.compression.servers import METHOD_COLUMNS, method_rows
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.registry import Registry
 
@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 
 def test_every_method_has_a_whole_row_and_names_its_source() -> None:
-    assert [row[0] for row in rows()] == METHODS.names()
-    for row in rows():
-        cells = dict(zip(COLUMNS, row, strict=True))
+    assert [row[0] for row in method_rows()] == METHODS.names()
+    for row in method_rows():
+        cells = dict(zip(METHOD_COLUMNS, row, strict=True))
         assert cells["format"] and len(cells["what it does"]) > 20
         assert not any("|" in cell or "\n" in cell for cell in row)
         assert ("calibration" in cells["needs"]) == METHODS.get(row[0]).needs_calibration
@@ -45,7 +45,7 @@ def test_vllm_is_named_where_it_was_seen_to_run_the_checkpoint(monkeypatch: pyte
         {"method": "hqq", "bits": 4, "refused": "unknown format"},
     ]
     monkeypatch.setattr(servers, "measured_in_vllm", lambda: lines)
-    shown = {row[0]: row[COLUMNS.index("runs in")] for row in servers.rows()}
+    shown = {row[0]: row[METHOD_COLUMNS.index("runs in")] for row in servers.method_rows()}
     assert shown["rtn"] == "vLLM (4 bit)" and shown["none"] == "vLLM, llama.cpp" and shown["gguf"] == "llama.cpp"
     assert shown["w8a8"] == "vLLM on CUDA (not run)" and shown["hqq"] == ""
     assert shown["fp8"] == "vLLM (not run)"  # no line yet

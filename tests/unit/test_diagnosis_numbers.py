@@ -74,7 +74,7 @@ def test_the_groups_to_keep_carry_half_with_the_fewest_weights() -> None:
     def moves(**kl: float) -> list[diagnosis.GroupMove]:
         return [
             diagnosis.GroupMove(
-                name=n, kind=n, layer=0, kl=MetricResult(diagnosis.KL, v, None, None), share=v, top_changed=0.0
+                name=n, kind=n, layer=0, kl=MetricResult(diagnosis.SWAP_KL, v, None, None), share=v, top_changed=0.0
             )
             for n, v in kl.items()
         ]
@@ -111,20 +111,20 @@ def test_swaps_on_other_tokens_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "before", "wanted"),
     [
-        (" mill", "the", diagnosis.FIRST),
-        ("Mill", " (", diagnosis.FIRST),
-        ("mill", "", diagnosis.FIRST),
-        ('"The', " ", diagnosis.FIRST),
-        ("er", " mill", diagnosis.INSIDE),
-        ("-old", "year", diagnosis.FIRST),
+        (" mill", "the", diagnosis.WORD_START),
+        ("Mill", " (", diagnosis.WORD_START),
+        ("mill", "", diagnosis.WORD_START),
+        ('"The', " ", diagnosis.WORD_START),
+        ("er", " mill", diagnosis.WORD_INSIDE),
+        ("-old", "year", diagnosis.WORD_START),
         (" 12", "in", diagnosis.DIGITS),
         ("B2", " ", diagnosis.DIGITS),
         (", ", "er", diagnosis.PUNCTUATION),
         ("\n\n", ".", diagnosis.SPACE),
         (" ", ".", diagnosis.SPACE),
-        ("", "x", diagnosis.OTHER),
-        ("\N{REPLACEMENT CHARACTER}", "x", diagnosis.OTHER),
-        ("\N{LATIN SMALL LETTER E WITH ACUTE}t", "caf", diagnosis.INSIDE),
+        ("", "x", diagnosis.OTHER_PIECE),
+        ("\N{REPLACEMENT CHARACTER}", "x", diagnosis.OTHER_PIECE),
+        ("\N{LATIN SMALL LETTER E WITH ACUTE}t", "caf", diagnosis.WORD_INSIDE),
     ],
 )
 def test_the_class_of_a_token(text: str, before: str, wanted: str) -> None:
@@ -156,8 +156,8 @@ def test_classes_split_the_tokens() -> None:
     rows = diagnosis.class_rows([" a", "b", ",", " c"], ["x", "a", "b", ","], np.asarray([1, 2, 3, 1]))
     found = {r.category: (r.value, r.n) for r in diagnosis.by_class(table, "a", rows)}
     assert found == {
-        diagnosis.FIRST: (2.5, 2),
-        diagnosis.INSIDE: (2.0, 1),
+        diagnosis.WORD_START: (2.5, 2),
+        diagnosis.WORD_INSIDE: (2.0, 1),
         diagnosis.PUNCTUATION: (3.0, 1),
         diagnosis.RARE: (2.5, 2),
     }

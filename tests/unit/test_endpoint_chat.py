@@ -135,7 +135,7 @@ NOT_WHOLE: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_an_answer_is_whole_and_of_the_model_and_prompt_that_were_asked_or_an_error(
     wanted: ChatWanted, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
     here = generate_two_turns(loaded, ASKED, GREEDY, turns=1).column("text").tolist()
     with served_demo(loaded, chat="") as server:
         model = opened(server, loaded, wanted, retries=1)

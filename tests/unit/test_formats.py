@@ -10,7 +10,7 @@ import pytest
 
 from mlflow_compress import formats
 from mlflow_compress.commands.shared.stored import METRICS_FILE, metrics_file, results_in
-from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, VERSION, CheckpointManifest
+from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, MANIFEST_VERSION, CheckpointManifest
 from mlflow_compress.errors import CheckpointError, DataError, TrackingError
 from mlflow_compress.records import Embeddings, MetricResult
 
@@ -79,8 +79,10 @@ def test_a_newer_format_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.M
         Embeddings.read(tmp_path)
     with pytest.raises(TrackingError, match=rf"metrics\.json was {newer}"):
         results_in({**metrics_file(RESULTS), "format": 2}, "r")
-    (tmp_path / MANIFEST_FILE).write_text(json.dumps({"version": VERSION + 1}))
-    with pytest.raises(CheckpointError, match=rf"{MANIFEST_FILE} was written by a newer version.*format {VERSION}\."):
+    (tmp_path / MANIFEST_FILE).write_text(json.dumps({"version": MANIFEST_VERSION + 1}))
+    with pytest.raises(
+        CheckpointError, match=rf"{MANIFEST_FILE} was written by a newer version.*format {MANIFEST_VERSION}\."
+    ):
         CheckpointManifest.read(tmp_path)
 
 

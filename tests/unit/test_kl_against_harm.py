@@ -18,7 +18,7 @@ from mlflow_compress.decide.promotion import Candidate, decide, ends_for_all
 from mlflow_compress.decide.separation import Difference
 from mlflow_compress.metrics.stats.correlation import spearman
 from mlflow_compress.metrics.stats.intervals import DesignEffect, wilson
-from mlflow_compress.metrics.stats.significance import ERROR, OneEnd
+from mlflow_compress.metrics.stats.significance import ERROR_RATE, OneEnd
 from mlflow_compress.tracking.run_names import on_main_run
 from tests.roundoff import of_sum
 
@@ -127,13 +127,13 @@ def share(changed: int, n: int, *, upper: bool = True, level: float = 0.95) -> O
 
 @given(st.integers(0, 200), st.integers(1, 20), st.booleans())
 def test_of_a_share_it_is_wilson_s_interval_at_the_other_level(changed: int, n_values: int, upper: bool) -> None:
-    level = 1 - 2 * ERROR / n_values
+    level = 1 - 2 * ERROR_RATE / n_values
     end = wilson(changed, 200, level=level)[int(upper)]
     assert share(changed, 200, upper=upper).for_all(n_values) == pytest.approx(end, abs=of_sum(64))
     if 0 < end < 1 and (apart := abs(end - changed / 200)) > 1e-9:
         # An error of the end is 1/apart times as large in z, which is below 4, and z² times that in the tail.
         rounding = 4**2 * of_sum(64) / apart
-        assert share(changed, 200, upper=upper).p_value(end) == pytest.approx(ERROR / n_values, rel=rounding)
+        assert share(changed, 200, upper=upper).p_value(end) == pytest.approx(ERROR_RATE / n_values, rel=rounding)
 
 
 def test_the_score_test_by_hand_and_groups_count_through_their_end() -> None:

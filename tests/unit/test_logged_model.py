@@ -25,7 +25,7 @@ from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.models.loading import LoadConfig, load_model
 from mlflow_compress.tracking import logged_model, run_names
-from mlflow_compress.tracking.logged_model import PACKAGE, DataSet, VariantEntry, log_data_sets, log_model_values
+from mlflow_compress.tracking.logged_model import PACKAGE_FOLDER, DataSet, VariantEntry, log_data_sets, log_model_values
 from mlflow_compress.tracking.model_registry import move_alias, register_version
 from mlflow_compress.tracking.tracker import Tracker
 from tests.compress_models import make_llama
@@ -129,7 +129,7 @@ def test_another_machine_loads_the_champion_from_the_artifact_store_alone(
     loaded = load_model(LoadConfig(path=str(checkpoint.parent / "llama"), device="cpu"))
     error = 2 * rounding(loaded) * here_says["n_tokens"][0]
     assert abs(said["score"] - here_says["loglik"][0]) <= error and isinstance(said["text"], str)
-    assert not Path(said["code"]).is_relative_to(PACKAGE)  # the code came with the model
+    assert not Path(said["code"]).is_relative_to(PACKAGE_FOLDER)  # the code came with the model
     pinned = {canonicalize_name(Requirement(line).name) for line in logged_model.requirements(checkpoint)}
     used = {name: from_ for name, from_ in said["used"].items() if name != "mlflow_compress"}
     assert {"torch", "transformers", "numpy"} <= used.keys()
@@ -154,7 +154,7 @@ def test_a_model_by_reference_says_so_and_names_the_folder_when_it_is_gone(
     run_id, model_id = log(tracker, entry(here, log_weights="false"))
     assert f"by reference, loads only where the folder {here}" in promoted(tracker, run_id)
     tags = tracker.client.get_logged_model(model_id).tags
-    assert tags[run_names.WEIGHTS] == "reference" and str(here) in tags["mlflow.note.content"]
+    assert tags[run_names.WEIGHTS_KEPT] == "reference" and str(here) in tags["mlflow.note.content"]
     mlflow.pyfunc.load_model(f"models:/{model_id}")
     shutil.rmtree(here)
     with pytest.raises(Exception, match=r"registered by reference.*not on this machine.*log_weights=true"):
@@ -166,7 +166,7 @@ def test_auto_stores_small_checkpoints_and_refers_to_large_ones(
 ) -> None:
     assert entry(checkpoint).storage == "logged"
     size = sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
-    monkeypatch.setattr(logged_model, "AUTO_LIMIT", size - 1)
+    monkeypatch.setattr(logged_model, "_AUTO_LIMIT", size - 1)
     assert entry(checkpoint).storage == "reference"
     assert entry(checkpoint, log_weights="true").storage == "logged"
 
@@ -180,7 +180,7 @@ def test_logging_loads_no_checkpoint_and_ships_no_demo_data(
     _, model_id = log(tracker, entry(checkpoint))
     folder = Path(mlflow.artifacts.download_artifacts(f"models:/{model_id}"))
     code = {path.relative_to(folder / "code") for path in (folder / "code").rglob("*") if path.is_file()}
-    assert code == {path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py")}
+    assert code == {path.relative_to(PACKAGE_FOLDER.parent) for path in PACKAGE_FOLDER.rglob("*.py")}
     assert (folder / "artifacts" / "checkpoint" / "compression.json").is_file()
 
 
@@ -369,7 +369,7 @@ def test_every_form_of_input_is_answered_rightly_or_refused(tracker: Tracker, ch
     assert whole.config.model_type == "llama"
     description = (folder / "MLmodel").read_text()
     assert (
-        str(PACKAGE) not in description
+        str(PACKAGE_FOLDER) not in description
         and str(tracker.uri.removeprefix("sqlite:///").rpartition("/")[0]) not in description
     )
 

@@ -41,7 +41,7 @@ def test_what_is_refused_fails_the_run_that_mlflow_has_made(tracker: Tracker, mo
     monkeypatch.setenv("MLFLOW_RUN_ID", given)
     assert cli.main(["main", "--method", "awk"]) == 2
     run = tracker.client.get_run(given)
-    assert run.info.status == "FAILED" and "awk" in run.data.tags[run_names.ERROR]
+    assert run.info.status == "FAILED" and "awk" in run.data.tags[run_names.RUN_ERROR]
     assert run_ids(tracker) == [given]
 
 
@@ -132,7 +132,7 @@ def test_a_reopened_run_that_ends_well_has_no_error_left(tracker: Tracker) -> No
         assert tracker.experiment_id == first
         assert tracker.client.get_run(run_id).info.status == "RUNNING"
     run = tracker.client.get_run(run_id)
-    assert run.info.status == "FINISHED" and not {run_names.ERROR, run_names.FAILED_STAGE} & set(run.data.tags)
+    assert run.info.status == "FINISHED" and not {run_names.RUN_ERROR, run_names.FAILED_STAGE} & set(run.data.tags)
 
 
 def test_resume_round_trips_through_strings() -> None:
@@ -177,7 +177,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
 def test_a_variant_that_was_judged_later_has_one_row(tracker: Tracker) -> None:
     """Runs whose stages a newer run has too leave the leaderboard; what was judged otherwise, or has grades, stays."""
     evaluated, judged, otherwise = (
-        {run_names.EVALUATED_KEY: "e", run_names.LEADERBOARD: "shown", **more}
+        {run_names.EVALUATED_KEY: "e", run_names.ON_LEADERBOARD: "shown", **more}
         for more in ({}, {run_names.JUDGED_KEY: "j"}, {run_names.JUDGED_KEY: "other"})
     )
     runs = []
@@ -186,5 +186,5 @@ def test_a_variant_that_was_judged_later_has_one_row(tracker: Tracker) -> None:
             run.log_values({"distance/kl_mean": 0.1} | ({"judge/mt_bench": 7.0} if len(runs) == 3 else {}))
             runs.append(run.run_id)
     keep_one_row(tracker, runs[-1], judged)
-    rows = [tracker.run_of(run).data.tags[run_names.LEADERBOARD] for run in runs]
+    rows = [tracker.run_of(run).data.tags[run_names.ON_LEADERBOARD] for run in runs]
     assert rows == [f"see run {runs[-1]}", "shown", "shown", "shown", "shown"]

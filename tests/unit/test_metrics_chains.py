@@ -12,7 +12,7 @@ from mlflow_compress import demo
 from mlflow_compress.commands.evaluate.own_text import places_in_chain, token_pieces
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.metrics import MetricInputs
-from mlflow_compress.metrics.chains import CHAIN_KL, REQUIRES, chain_parts, chain_tokens
+from mlflow_compress.metrics.chains import CHAIN_KL, SCORED_CHAINS, chain_parts, chain_tokens
 from mlflow_compress.metrics.core.metric_inputs import MetricSettings
 from mlflow_compress.metrics.core.metric_registry import METRICS
 from mlflow_compress.metrics.hesitation import marker_starts
@@ -186,7 +186,7 @@ def test_scores_of_other_tokens_are_refused() -> None:
     other = replace(given.variant, chain_scores=ChainScores.from_rows(rows))  # type: ignore[type-var]
     with pytest.raises(AlignmentError, match="different target tokens"):
         results(MetricInputs(given.baseline, other))
-    assert MetricInputs(RunRecords(), RunRecords()).missing(*REQUIRES) == "the baseline has no chains records"
+    assert MetricInputs(RunRecords(), RunRecords()).missing(*SCORED_CHAINS) == "the baseline has no chains records"
 
 
 HOSTILE = "<script>1</script>"

@@ -226,7 +226,7 @@ def test_a_missing_data_set_is_named_with_the_command_that_fetches_it(tmp_path: 
 
 def published(name: str, n: int = 20) -> list[dict[str, Any]]:
     """Made-up questions in the layout of the published files."""
-    file = uncertainty.FILES[name]
+    file = uncertainty.PUBLISHED_FILES[name]
     rows: list[dict[str, Any]] = []
     for number in range(n):
         choices = dict(zip("ABCD", [f"{word} of {number}" for word in NUMBERS], strict=False))
@@ -237,17 +237,17 @@ def published(name: str, n: int = 20) -> list[dict[str, Any]]:
 
 
 def publish(folder: Path, name: str, content: str | None = None) -> None:
-    place = folder / uncertainty.DATASET / "data"
+    place = folder / uncertainty.UNCERTAINTY_DATASET / "data"
     place.mkdir(parents=True, exist_ok=True)
-    (place / uncertainty.FILES[name].file).write_text(content or json.dumps(published(name)))
+    (place / uncertainty.PUBLISHED_FILES[name].file).write_text(content or json.dumps(published(name)))
 
 
 def test_the_uncertainty_group_asks_the_published_files_in_three_prompts(tmp_path: Path) -> None:
-    for name in uncertainty.FILES:
+    for name in uncertainty.PUBLISHED_FILES:
         publish(tmp_path, name)
     found = {task.name: task for task in tasks("uncertainty", tmp_path, num_fewshot=0)}  # the files' own examples
     assert len(found) == 5 * (1 + 3)
-    for (name, file), shots in zip(uncertainty.FILES.items(), (5, 5, 5, 3, 1), strict=True):
+    for (name, file), shots in zip(uncertainty.PUBLISHED_FILES.items(), (5, 5, 5, 3, 1), strict=True):
         assert found[f"{name}_base"].family == "lettered"
         for style in ("base", "shared", "task"):
             six = found[f"{name}_{style}_six"]
@@ -349,7 +349,7 @@ def by_question(folder: Path) -> dict[str, set[str]]:
 
 
 def test_mmlu_gives_a_quarter_of_each_category(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncertainty_built, "DRAWN", 40)
+    monkeypatch.setattr(uncertainty_built, "_DRAWN", 40)
     for split in ("dev", "test"):
         for subject in hub_choice.SUBJECTS:
             path = tmp_path / "cais" / "mmlu" / split / f"{subject}_{split}.csv"
@@ -387,7 +387,7 @@ def hellaswag(number: int) -> dict[str, Any]:
 
 
 def test_the_others_are_drawn_from_every_split_with_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncertainty_built, "DRAWN", 30)
+    monkeypatch.setattr(uncertainty_built, "_DRAWN", 30)
     from datasets import Dataset
 
     for split, numbers in {"train": range(25), "validation": range(25, 40)}.items():
@@ -432,4 +432,8 @@ def test_too_few_and_broken_records_are_refused(tmp_path: Path) -> None:
 
 def test_the_group_holds_the_five() -> None:
     kinds = [published.kind for published in uncertainty_built.MEMBERS.values()]
-    assert kinds == [published.kind for published in uncertainty.FILES.values()] == ["QA", "RC", "CI", "DRS", "DS"]
+    assert (
+        kinds
+        == [published.kind for published in uncertainty.PUBLISHED_FILES.values()]
+        == ["QA", "RC", "CI", "DRS", "DS"]
+    )

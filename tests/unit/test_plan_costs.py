@@ -86,11 +86,13 @@ def test_work_of_packs_and_batches_by_hand() -> None:
     packed = costs.workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 64)
     assert (packed.tokens, packed.tokens_unshared, packed.rows) == (6, 9, 2)
     assert packed.pairs == (1 + 2 + 3) + 4 + (4 + 5)  # each token sees its own path
-    assert packed.groups == (costs.GroupSize(longest_unit=6, most_cached=6, largest_mask=6 * 6, masks=6 * 6, rows=2),)
+    assert packed.groups == (
+        costs.PassGroupSize(longest_unit=6, most_cached=6, largest_mask=6 * 6, masks=6 * 6, rows=2),
+    )
     assert costs.workload(plan_packs(texts, [1, 1], batch_tokens=64), 9, 1).groups[0].rows == 1  # a product has one row
     padded = costs.workload(plan_batches(texts, [1, 1], batch_tokens=64), 9, 64)
     assert (padded.tokens, padded.pairs) == (9, 10 + 15)
-    assert padded.groups == (costs.GroupSize(longest_unit=10, rows=2),)
+    assert padded.groups == (costs.PassGroupSize(longest_unit=10, rows=2),)
 
 
 def test_cached_prefixes_are_counted_while_they_live() -> None:
@@ -104,19 +106,23 @@ def test_cached_prefixes_are_counted_while_they_live() -> None:
 
 
 def test_work_adds_up() -> None:
-    small, large = costs.GroupSize(rows=1), costs.GroupSize(rows=2)
+    small, large = costs.PassGroupSize(rows=1), costs.PassGroupSize(rows=2)
     a, b = costs.Workload(tokens=3, rows=1, groups=(small,)), costs.Workload(tokens=4, rows=2, groups=(large,))
     assert a + b == costs.Workload(tokens=7, rows=3, groups=(small, large))
     # One token behind a prompt of two; three answers of 5 tokens that share a prompt of 2, two of them in a batch
     assert costs.GeneratedWork(prompts=[2], longest=1, usual=1).workload(64) == costs.Workload(
-        tokens=3, tokens_unshared=3, pairs=6, rows=1, groups=(costs.GroupSize(longest_unit=2, most_cached=3, rows=1),)
+        tokens=3,
+        tokens_unshared=3,
+        pairs=6,
+        rows=1,
+        groups=(costs.PassGroupSize(longest_unit=2, most_cached=3, rows=1),),
     )
     assert costs.GeneratedWork(prompts=[2], samples=3, longest=9, usual=5).workload(2) == costs.Workload(
         tokens=2 + 15,
         tokens_unshared=6 + 15,
         pairs=3 + 3 * (3 + 4 + 5 + 6 + 7),
         rows=15,
-        groups=(costs.GroupSize(longest_unit=2, most_cached=2 * (2 + 9), rows=2),),
+        groups=(costs.PassGroupSize(longest_unit=2, most_cached=2 * (2 + 9), rows=2),),
     )
 
 
@@ -134,7 +140,7 @@ def test_formulas_by_hand() -> None:
 
 
 def test_memory_by_hand() -> None:
-    group = costs.GroupSize(longest_unit=10, most_cached=12, largest_mask=30, rows=3)
+    group = costs.PassGroupSize(longest_unit=10, most_cached=12, largest_mask=30, rows=3)
     work = costs.Workload(groups=(group,), rows=5, tokens_unshared=11)
     shape, held = tiny(), 7 + 4 * 11  # weights and tokens
     layers = 2 * (12 * 2 * 8) + 2 * (15 * 10 * 8 + 2 * 30)  # keys and values of two layers, activations, masks
@@ -142,14 +148,14 @@ def test_memory_by_hand() -> None:
     assert costs.scoring_memory(shape, work, 2, weights=7.0) == held + layers > held + product
     assert costs.scoring_memory(shape, work, 2, weights=7.0, heads=2) == held + head + 2 * product + sought
     assert costs.scoring_memory(shape, work, 2, weights=7.0, captures=True) == held + layers
-    few = costs.Workload(rows=500, groups=(costs.GroupSize(rows=1),))
+    few = costs.Workload(rows=500, groups=(costs.PassGroupSize(rows=1),))
     assert costs.scoring_memory(shape, few, 2, weights=7.0, captures=True) == 7 + 4 * 10 + 2 * 500 * (8 * 2 + 20)
     many = costs.Workload(rows=10**9)  # no more than a shard is in memory
     assert costs.scoring_memory(shape, many, 2, weights=7.0, captures=True) == 7 + 2 * 2**26
 
 
 def test_products_keep_their_memory_for_the_groups_after_them() -> None:
-    shape, wide, long = tiny(), costs.GroupSize(rows=300), costs.GroupSize(longest_unit=100)
+    shape, wide, long = tiny(), costs.PassGroupSize(rows=300), costs.PassGroupSize(longest_unit=100)
     product, layers = 4 * 300 * 10, 2 * 15 * 100 * 8
     first = costs.scoring_memory(shape, costs.Workload(groups=(wide, long)), 2, weights=0.0)
     assert first == product + layers
@@ -171,7 +177,7 @@ def test_writing_is_bound_by_reading_weights_or_by_operations() -> None:
 
 def test_what_a_pass_layer_by_layer_takes_on_top_by_hand() -> None:
     """Weights are cast; for each stream and layer masks are written and cut, and states embedded, handed on and kept."""
-    shape, group = tiny(), costs.GroupSize(masks=30)
+    shape, group = tiny(), costs.PassGroupSize(masks=30)
     work = costs.Workload(tokens=10, groups=(group, group))
     machine = costs.Machine(devices=1, memory=1e9, flops=2.0, bandwidth=1.0, fresh=4.0, disk=1.0, price=None)
     waits = costs.Offloaded(waiting=100, largest=50, opening=70, room=1)

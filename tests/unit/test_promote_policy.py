@@ -17,7 +17,7 @@ from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics import MetricInputs, MetricSettings, compute_all
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.model_registry import VALUES
+from mlflow_compress.tracking.model_registry import SHOWN_METRICS
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
@@ -136,7 +136,7 @@ def test_only_the_winner_is_registered_and_found_by_its_tags(tracker: Tracker) -
         "base_model": "llama",
         "decision": found.run.run_id,
         "policy": found.policy_sha256,
-        **{name: f"{metrics[name]:g}" for name in VALUES if name in metrics},
+        **{name: f"{metrics[name]:g}" for name in SHOWN_METRICS if name in metrics},
     }
     assert "distance/flips_pct" in version.tags
     search = f"tags.base_model = 'llama' and tags.policy = '{found.policy_sha256}'"

@@ -17,7 +17,7 @@ from mlflow_compress.records import Items, MetricResult
 from mlflow_compress.reporting.figures import draw_all, draw_scoreboard
 from mlflow_compress.reporting.plots import distances
 from mlflow_compress.reporting.plots.style import RC
-from mlflow_compress.reporting.plots.variants import MEMORY, SPEED, draw_variants
+from mlflow_compress.reporting.plots.variants import MEMORY_AXIS, SPEED_AXIS, draw_variants
 from tests import written_records
 from tests.scored_variants import variant
 
@@ -122,10 +122,10 @@ def test_the_finding_on_speed_and_on_memory_by_hand():
         {"name": "fast", KL: 0.05, DECODE_SPEEDUP: 1.3, MEMORY_RATIO: 0.9},
         {"name": "not timed", KL: 0.01, SIZE: 4},
     ]
-    speed = draw_variants(rows, "mine", costs=(SPEED,), fewest=2)
-    memory = draw_variants(rows, "mine", costs=(MEMORY,), fewest=2)
-    alone = draw_variants(rows[::2], "mine", costs=(SPEED,), fewest=2)
-    front = draw_variants(rows, None, costs=(SPEED,), front=["fast"])
+    speed = draw_variants(rows, "mine", costs=(SPEED_AXIS,), fewest=2)
+    memory = draw_variants(rows, "mine", costs=(MEMORY_AXIS,), fewest=2)
+    alone = draw_variants(rows[::2], "mine", costs=(SPEED_AXIS,), fewest=2)
+    front = draw_variants(rows, None, costs=(SPEED_AXIS,), front=["fast"])
     start = "mine: KL 0.1 at 1.20x the baseline's decode speed"
     assert speed.title == f"{start}; fast is both as fast and as close"
     assert memory.title.endswith(

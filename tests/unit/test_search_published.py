@@ -15,7 +15,7 @@ from mlflow_compress.commands.search import run as publishing
 from mlflow_compress.commands.search.choice import Choice
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Search
-from mlflow_compress.commands.search.run import Made, UnitKl, publish_search
+from mlflow_compress.commands.search.run import FinishedMain, UnitKl, publish_search
 from mlflow_compress.decide.cost_table import Allocation, CostTable, Limit
 from mlflow_compress.errors import AlignmentError
 from mlflow_compress.tracking.store import RunLink
@@ -84,8 +84,8 @@ def choice(columns: tuple[int, int], n_bytes: int, predicted: float) -> Choice:
     )
 
 
-def made(name: str) -> Made:
-    return Made(run_id=name, folder=name, name=name)
+def made(name: str) -> FinishedMain:
+    return FinishedMain(run_id=name, folder=name, name=name)
 
 
 def published(run: Run, tmp_path: Path, kind: str = "bits_per_weight") -> Search:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlflow_compress.engines.endpoint.endpoint_scorer import ANSWERS, EndpointScorer
+from mlflow_compress.engines.endpoint.endpoint_scorer import SERVED_ANSWERS, EndpointScorer
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.models.loading import LoadedModel
@@ -110,7 +110,7 @@ def opened(loaded: LoadedModel) -> Iterator[tuple[ServedDemo, ServedModel, list[
 def test_a_fault_is_asked_again_and_refused_by_name_when_it_persists(
     kind: str, opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
     server, served, exact = opened
     reason, faulty = KINDS[kind]
     echoes_alone = kind == "tokens echoed otherwise"  # of a next token nothing is echoed
@@ -203,7 +203,7 @@ FORMS = {"llama.cpp": (LLAMA_CPP, 2), "vllm": (BY_POSITION, 0)}  # The first ech
 def test_a_fault_of_another_form_is_asked_again_and_refused_by_name_when_it_persists(
     form: str, kind: str, loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
     kinds, first = FORMS[form]
     reason, change = kinds[kind]
     with served_demo(loaded, kind=form) as server:
@@ -261,7 +261,7 @@ def test_a_refused_key_ends_it_at_once_and_midway_with_what_is_kept(
 def test_a_broken_server_is_not_asked_for_everything_first(
     opened: tuple[ServedDemo, ServedModel, list[float]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(client, "_FIRST_WAIT", 0.001)
     server, served, _ = opened
     served = replace(served, endpoint=replace(served.endpoint, concurrency=2))
     begin = len(server.bodies)
@@ -336,7 +336,7 @@ def test_an_interruption_asks_nothing_again_that_was_under_way(
         assert {len(in_request(body)) for body in server.bodies[begin:]} == {16}
 
     # Killed while an answer was written: what is whole on disk is kept, and only the rest is asked for.
-    journal = tmp_path / ANSWERS
+    journal = tmp_path / SERVED_ANSWERS
     kept = journal.read_bytes().splitlines(keepends=True)[:21]
     journal.write_bytes(b"".join(kept) + b'{"key": "torn')
     begin = len(server.bodies)

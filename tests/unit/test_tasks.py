@@ -14,7 +14,7 @@ import pytest
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
 from mlflow_compress.items.harness_tasks import check_is_mentioned, defined_names, folder_of_task, manager
 from mlflow_compress.items.named import hub_choice
-from mlflow_compress.items.named_tasks import TASKS, NamedTask, rows
+from mlflow_compress.items.named_tasks import TASKS, NamedTask, task_rows
 from mlflow_compress.items.sources.instructions import find_instructions, load_instructions
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.suite import load_suite
@@ -38,8 +38,8 @@ def lettered(n: int = 3, category: str = "rivers") -> list[dict[str, Any]]:
     return [{**dev, "split": "dev"}, *test]
 
 
-def suite(path: Path, rows: list[dict[str, Any]], settings: TaskSettings = SETTINGS) -> Any:
-    return load_suite(write(path, rows), model="other", settings=settings)
+def suite(path: Path, task_rows: list[dict[str, Any]], settings: TaskSettings = SETTINGS) -> Any:
+    return load_suite(write(path, task_rows), model="other", settings=settings)
 
 
 def test_lettered_prompt_is_the_original_mmlu_style(tmp_path: Path) -> None:
@@ -87,11 +87,11 @@ def test_whatever_a_request_says_is_in_the_content_s_hash(name: str, tmp_path: P
 
 
 def test_all_orders_are_a_task_of_their_own(tmp_path: Path) -> None:
-    rows = lettered(9)
-    rows[3]["choices"] = list("abc")
-    rows[3]["answer"] = 2
-    plain, six, every = suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=5)).tasks
-    without = suite(tmp_path / "mine.jsonl", rows).tasks
+    task_rows = lettered(9)
+    task_rows[3]["choices"] = list("abc")
+    task_rows[3]["answer"] = 2
+    plain, six, every = suite(tmp_path / "mine.jsonl", task_rows, replace(SETTINGS, all_orders=5)).tasks
+    without = suite(tmp_path / "mine.jsonl", task_rows).tasks
     assert [plain.content_hash(), six.content_hash()] == [task.content_hash() for task in without]
     assert (every.name, every.family, len(every.items)) == ("mine_orders", "lettered_orders", 5)
     orders: dict[str, dict[int, list[int]]] = {}
@@ -103,36 +103,36 @@ def test_all_orders_are_a_task_of_their_own(tmp_path: Path) -> None:
         k = len(item["options"])
         assert list(orders[item["item_id"]].values()) == [list(order) for order in permutations(range(k))]
     # The same sample each time, another one with another seed, and never more than there are.
-    again = suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=5)).tasks[2]
+    again = suite(tmp_path / "mine.jsonl", task_rows, replace(SETTINGS, all_orders=5)).tasks[2]
     assert again.content_hash() == every.content_hash()
     drawn = {
         tuple(
-            suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=5, seed=seed))
+            suite(tmp_path / "mine.jsonl", task_rows, replace(SETTINGS, all_orders=5, seed=seed))
             .tasks[2]
             .items.column("item_id")
         )
         for seed in range(5)
     }
     assert len(drawn) > 1
-    assert len(suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=99)).tasks[2].items) == 9
+    assert len(suite(tmp_path / "mine.jsonl", task_rows, replace(SETTINGS, all_orders=99)).tasks[2].items) == 9
 
 
 def test_all_orders_are_those_of_at_most_four_options(tmp_path: Path) -> None:
-    rows = lettered(2)
-    rows[1]["choices"] = list("abcde")
-    every = suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=5)).tasks[-1]
+    task_rows = lettered(2)
+    task_rows[1]["choices"] = list("abcde")
+    every = suite(tmp_path / "mine.jsonl", task_rows, replace(SETTINGS, all_orders=5)).tasks[-1]
     assert every.family == "lettered_orders" and every.items.column("item_id").tolist() == ["q1"]
-    rows[2]["choices"] = list("abcde")
+    task_rows[2]["choices"] = list("abcde")
     with pytest.raises(UnsupportedError, match=r"All orders of 5 options are too many \(120\).*mine/q0.*all_orders=0"):
-        suite(tmp_path / "mine.jsonl", rows, replace(SETTINGS, all_orders=1))
+        suite(tmp_path / "mine.jsonl", task_rows, replace(SETTINGS, all_orders=1))
 
 
 def test_examples_are_shuffled_where_asked_for_and_never_in_the_original_order(tmp_path: Path) -> None:
-    rows = [{**row, "category": "c"} for row in lettered(4)]
-    dev = [{**rows[0], "id": f"d{i}", "answer": i} for i in range(4)]
+    task_rows = [{**row, "category": "c"} for row in lettered(4)]
+    dev = [{**task_rows[0], "id": f"d{i}", "answer": i} for i in range(4)]
     settings = replace(SETTINGS, num_fewshot=4, num_shuffles=3)
-    fixed = suite(tmp_path / "mine.jsonl", [*dev, *rows[1:]], settings).tasks[0]
-    moved = suite(tmp_path / "mine.jsonl", [*dev, *rows[1:]], replace(settings, shuffle_fewshot=True)).tasks[0]
+    fixed = suite(tmp_path / "mine.jsonl", [*dev, *task_rows[1:]], settings).tasks[0]
+    moved = suite(tmp_path / "mine.jsonl", [*dev, *task_rows[1:]], replace(settings, shuffle_fewshot=True)).tasks[0]
     assert fixed.content_hash() != moved.content_hash()
     assert fixed.items.table.equals(moved.items.table)
     headers: dict[int, set[str]] = {}
@@ -153,23 +153,23 @@ def test_examples_are_shuffled_where_asked_for_and_never_in_the_original_order(t
 
 def test_limit_takes_the_same_items_each_time_and_counts_by_category(tmp_path: Path) -> None:
     more = [{**row, "id": "m" + row["id"]} for row in lettered(10, "hills")]
-    rows = lettered(10) + more
+    task_rows = lettered(10) + more
     limited = TaskSettings(num_fewshot=1, num_shuffles=0, seed=3, limit=4)
-    first = suite(tmp_path / "a.jsonl", rows, limited).tasks[0]
+    first = suite(tmp_path / "a.jsonl", task_rows, limited).tasks[0]
     assert sorted(first.items.column("category").tolist()) == ["hills"] * 4 + ["rivers"] * 4
-    assert first.content_hash() == suite(tmp_path / "a.jsonl", rows, limited).tasks[0].content_hash()
+    assert first.content_hash() == suite(tmp_path / "a.jsonl", task_rows, limited).tasks[0].content_hash()
     other = TaskSettings(num_fewshot=1, num_shuffles=0, seed=4, limit=4)
-    assert first.content_hash() != suite(tmp_path / "a.jsonl", rows, other).tasks[0].content_hash()
+    assert first.content_hash() != suite(tmp_path / "a.jsonl", task_rows, other).tasks[0].content_hash()
 
 
 def test_fields_decide_the_family(tmp_path: Path) -> None:
-    rows: dict[str, dict[str, Any]] = {
+    task_rows: dict[str, dict[str, Any]] = {
         "cloze": {"context": "The sky is", "choices": ["deep blue", "a fish"], "answer": 0},
         "last_word": {"context": "He sat on the", "target": "chair"},
         "exact": {"prompt": "2+2=", "answers": ["4"]},
     }
     rules = {"cloze": "loglik_per_char", "last_word": "greedy", "exact": "exact_match"}
-    for family, row in rows.items():
+    for family, row in task_rows.items():
         [task] = suite(tmp_path / f"{family}.jsonl", [{"id": "1", "category": "c", **row}]).tasks
         assert task.family == family
         assert task.items.column("rule").tolist() == [rules[family]]
@@ -236,9 +236,11 @@ def test_broken_lines_are_named(tmp_path: Path, line: str, words: str) -> None:
 
 def test_answers_may_be_letters_texts_hold_any_separator_and_unreadable_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    rows = [dict(row) for row in lettered(2)]
-    rows[1]["answer"], rows[1]["question"] = "C", "Q with \u2028 a line separator?"
-    path.write_text("\ufeff" + "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    task_rows = [dict(row) for row in lettered(2)]
+    task_rows[1]["answer"], task_rows[1]["question"] = "C", "Q with \u2028 a line separator?"
+    path.write_text(
+        "\ufeff" + "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in task_rows), encoding="utf-8"
+    )
     plain = load_suite(str(path), model="other", settings=SETTINGS).tasks[0]
     assert plain.items.column("gold").tolist() == [2, 1]
     (tmp_path / "empty.jsonl").write_text(" \n")
@@ -271,17 +273,17 @@ def test_instructions_follow_mt_bench(tmp_path: Path) -> None:
 
 
 def test_alpaca_is_one_turn_with_its_input_from_a_file_and_by_name(tmp_path: Path) -> None:
-    rows = [
+    task_rows = [
         {"instruction": "Name a river.", "input": "", "output": "Dopus"},
         {"instruction": "Add them.", "input": "2 and 3", "output": ""},
     ]
-    found = load_instructions(Path(write(tmp_path / "a.jsonl", rows)), SETTINGS)
+    found = load_instructions(Path(write(tmp_path / "a.jsonl", task_rows)), SETTINGS)
     assert [(i.item_id, i.category, i.turns, i.reference) for i in found] == [
         ("1", "alpaca", ("Name a river.",), ("Dopus",)),
         ("2", "alpaca", ("Add them.\n\n2 and 3",), ()),
     ]
     (tmp_path / "tatsu-lab" / "alpaca").mkdir(parents=True)
-    write(tmp_path / "tatsu-lab" / "alpaca" / "train.jsonl", rows)
+    write(tmp_path / "tatsu-lab" / "alpaca" / "train.jsonl", task_rows)
     settings = TaskSettings(data_dir=str(tmp_path), limit=1)
     [named] = find_instructions("alpaca", model="m", settings=settings)
     assert named.turns in {i.turns for i in found}
@@ -355,8 +357,8 @@ def _item(item_id: str, family: str = "exact") -> dict[str, Any]:
     return item_row("mine", family, "exact_match", row, question="Q?", prompt="Q?", answers=["A"])
 
 
-def _plugin_task(*rows: dict[str, Any], **fields: Any) -> Parts:
-    return Parts(tasks=(Task(name="mine", family="exact", items=Items.from_rows(rows), **fields),))
+def _plugin_task(*task_rows: dict[str, Any], **fields: Any) -> Parts:
+    return Parts(tasks=(Task(name="mine", family="exact", items=Items.from_rows(task_rows), **fields),))
 
 
 @pytest.mark.parametrize(
@@ -409,9 +411,9 @@ sys.path.append(str(ROOT / "tools"))
 
 
 def test_every_task_says_where_it_comes_from_can_be_built_and_the_demo_s_counts_are_right() -> None:
-    assert all(row[1] and row[2] and row[3] and row[5] for row in rows())
-    assert len({row[-1] for row in rows()}) == len(rows())
-    assert all(re.fullmatch("[0-9a-f]{12}", row[-1]) for row in rows())
+    assert all(row[1] and row[2] and row[3] and row[5] for row in task_rows())
+    assert len({row[-1] for row in task_rows()}) == len(task_rows())
+    assert all(re.fullmatch("[0-9a-f]{12}", row[-1]) for row in task_rows())
     for name, task in TASKS.items():
         assert sum(map(bool, (task.build, task.read, task.members))) == 1, name
         assert all(member.partition("@")[0] in TASKS.names() for member in task.members)
@@ -433,18 +435,18 @@ def test_printing_the_table_imports_neither_torch_nor_the_harness(light_python: 
     code = "import sys; from mlflow_compress.cli import main; main(['list', 'tasks']); print({'torch', 'lm_eval', 'mlflow'} & set(sys.modules))"
     shown = light_python("-c", code).stdout.splitlines()
     names = [line for line in shown[:-1] if not line.startswith(" ")]
-    assert shown[-1] == "set()" and names == [row[0] for row in rows()]
+    assert shown[-1] == "set()" and names == [row[0] for row in task_rows()]
 
 
 def test_mmlu_in_our_own_family_from_hub_and_original_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_choice, "SUBJECTS", ["moral_disputes"])
     original = tmp_path / "original" / "cais" / "mmlu"
-    rows = [{"question": f'Is "{i}", or not?', "choices": ["w", "x", "y", "z"], "answer": i % 4} for i in range(3)]
-    hub_set(tmp_path / "hub", "cais/mmlu", {"moral_disputes": {"dev": rows, "test": rows}})
+    task_rows = [{"question": f'Is "{i}", or not?', "choices": ["w", "x", "y", "z"], "answer": i % 4} for i in range(3)]
+    hub_set(tmp_path / "hub", "cais/mmlu", {"moral_disputes": {"dev": task_rows, "test": task_rows}})
     for split in ("dev", "test"):
         (original / split).mkdir(parents=True)
         with (original / split / f"moral_disputes_{split}.csv").open("w") as sink:
-            csv.writer(sink).writerows([r["question"], *r["choices"], "ABCD"[r["answer"]]] for r in rows)
+            csv.writer(sink).writerows([r["question"], *r["choices"], "ABCD"[r["answer"]]] for r in task_rows)
     suites = [
         load_suite("mmlu_lettered@2", model="m", settings=TaskSettings(data_dir=str(tmp_path / name), num_shuffles=1))
         for name in ("hub", "original")

@@ -74,7 +74,7 @@ def test_a_run_never_stays_running(tracker: Tracker, error: BaseException, statu
         raise error
     stored = tracker.client.get_run(run.run_id)
     assert stored.info.status == status
-    assert stored.data.tags[run_names.ERROR] == (str(error) or "interrupted")
+    assert stored.data.tags[run_names.RUN_ERROR] == (str(error) or "interrupted")
 
 
 def test_only_finished_runs_with_all_tags_are_found(tracker: Tracker) -> None:
@@ -158,7 +158,7 @@ def saved_view(tracker: Tracker, key: str) -> dict[str, object]:
 def test_every_evaluation_has_a_leaderboard_of_its_own(tracker: Tracker) -> None:
     runs = []
     for evaluation in ("a" * 16, "b" * 16):
-        with tracker.run("x", "main", {run_names.EVALUATION: evaluation, run_names.LEADERBOARD: "shown"}) as run:
+        with tracker.run("x", "main", {run_names.EVALUATION: evaluation, run_names.ON_LEADERBOARD: "shown"}) as run:
             run.log_values({"size/bits_per_weight": 4.0, "distance/kl_mean": 0.1})
         save_leaderboard(tracker.client, run.run_id)
         runs.append(run.run_id)
@@ -200,7 +200,7 @@ def test_a_page_that_is_passed_on_links_to_a_store_that_others_reach(tracker: Tr
 
 def test_no_two_variants_of_an_evaluation_have_one_colour(tracker: Tracker) -> None:
     """Two that were coloured at once by two workers are told apart by the next; a person's colour stays."""
-    colour, tags = "mlflow.runColor", {run_names.EVALUATION: "a" * 16, run_names.LEADERBOARD: "shown"}
+    colour, tags = "mlflow.runColor", {run_names.EVALUATION: "a" * 16, run_names.ON_LEADERBOARD: "shown"}
     mine, *others = [
         tracker.client.create_run(tracker.experiment_id, tags={"stage": "main", **tags, **own}).info.run_id
         for own in ({colour: "#123456"}, {colour: "#abcdef"}, {colour: "#abcdef"}, *({} for _ in range(21)))
@@ -403,7 +403,7 @@ def test_the_next_command_closes_what_a_killed_process_left(workdir: Path) -> No
     tracker = Tracker()
     killed, living = (tracker.client.get_run(run_id) for run_id in ids)
     assert (killed.info.status, living.info.status) == ("KILLED", "RUNNING")
-    assert killed.data.tags[run_names.ERROR] == "the process was killed"
+    assert killed.data.tags[run_names.RUN_ERROR] == "the process was killed"
     # The parameters stay, because `resume` reads them. Half of the results does not.
     assert [entry.path for entry in tracker.client.list_artifacts(ids[0])] == ["parameters.json"]
     models = tracker.client.search_logged_models([killed.info.experiment_id])

@@ -55,7 +55,7 @@ def test_a_store_that_mlflow_made_from_another_folder_gets_an_experiment_beside_
     SqlAlchemyStore(f"sqlite:///{elsewhere / 'mlflow.db'}", "./mlruns")  # as MLflow does, in this folder
     first, second = Tracker(), Tracker()
     assert first.experiment_id == second.experiment_id
-    assert first.client.get_experiment(first.experiment_id).name == experiment.NAME
+    assert first.client.get_experiment(first.experiment_id).name == experiment.DEFAULT_EXPERIMENT
     assert log_something(first).is_relative_to(elsewhere)
     assert list(Path.cwd().iterdir()) == []
 
@@ -72,7 +72,10 @@ def test_artifacts_go_beside_those_of_the_default_experiment_where_they_are_in_r
     root = root.format(folder=elsewhere)
     SqlAlchemyStore(f"sqlite:///{elsewhere / 'mlflow.db'}", root)
     tracker = Tracker()
-    assert tracker.client.get_experiment(tracker.experiment_id).artifact_location == f"{root}/{experiment.NAME}"
+    assert (
+        tracker.client.get_experiment(tracker.experiment_id).artifact_location
+        == f"{root}/{experiment.DEFAULT_EXPERIMENT}"
+    )
 
 
 @pytest.mark.parametrize("uri", ["postgresql+psycopg2://host/db", "mysql://host/db"])

@@ -63,7 +63,7 @@ def test_an_empty_variable_is_none(store: Path, monkeypatch: pytest.MonkeyPatch)
     for variable in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.setenv(variable, "")
     tracker = Tracker()
-    assert tracker.client.get_experiment(tracker.experiment_id).name == experiment.NAME
+    assert tracker.client.get_experiment(tracker.experiment_id).name == experiment.DEFAULT_EXPERIMENT
     with tracker.run("x", "main", {}):
         pass
 
@@ -97,7 +97,7 @@ def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(
 
     with pytest.raises(TrackingError) as raised:
         command()
-    shown = {"default": experiment.NAME, "beside": f"my own{experiment.BESIDE}"}.get(how, "my own")
+    shown = {"default": experiment.DEFAULT_EXPERIMENT, "beside": f"my own{experiment.BESIDE}"}.get(how, "my own")
     assert f"The experiment {shown!r} was deleted" in str(raised.value)
     restore = f"mlflow experiments restore --experiment-id {gone}"
     assert f"{restore};" in str(raised.value)
@@ -154,8 +154,8 @@ def test_a_copied_store_says_once_where_its_artifacts_go(
     new = use(workdir / "new place", monkeypatch)
     assert log().is_relative_to(store)
     [message] = said()
-    beside, used = new / "mlruns" / experiment.NAME, store / "mlruns" / experiment.NAME
-    assert f"{experiment.NAME!r} still go to {used}, not to {beside}" in message
+    beside, used = new / "mlruns" / experiment.DEFAULT_EXPERIMENT, store / "mlruns" / experiment.DEFAULT_EXPERIMENT
+    assert f"{experiment.DEFAULT_EXPERIMENT!r} still go to {used}, not to {beside}" in message
     link = shlex.split(message[message.index("ln -s") :])
     assert link == ["ln", "-s", str(beside), str(used)]
     log()
@@ -178,7 +178,7 @@ def test_a_store_whose_artifacts_were_put_elsewhere_on_purpose_says_nothing(
 
     (workdir / "disk").mkdir()
     made = SqlAlchemyStore(f"sqlite:///{store / 'mlflow.db'}", str(workdir / "disk"))
-    made.create_experiment(experiment.NAME, artifact_location=(workdir / "disk" / "mine").as_uri())
+    made.create_experiment(experiment.DEFAULT_EXPERIMENT, artifact_location=(workdir / "disk" / "mine").as_uri())
     with Tracker().run("x", "main", {}) as run:
         run.log_text("text", "a.txt")
     assert len(list((workdir / "disk" / "mine").rglob("a.txt"))) == 1

@@ -83,8 +83,8 @@ def test_a_stage_that_a_signal_killed_names_it_and_has_failed(
     assert ("memory" in str(error)) == (name == "SIGKILL")
     found = runs(tracker)
     assert {run.info.status for run in found.values()} == {"FAILED"}
-    assert found["evaluate"].data.tags[run_names.ERROR] == f"Stage evaluate was killed by {name}"
-    assert f"killed by {name}" in found["main"].data.tags[run_names.ERROR]
+    assert found["evaluate"].data.tags[run_names.RUN_ERROR] == f"Stage evaluate was killed by {name}"
+    assert f"killed by {name}" in found["main"].data.tags[run_names.RUN_ERROR]
 
 
 def test_a_stage_that_ends_by_itself_tells_its_exit_code_and_its_error(

@@ -310,7 +310,7 @@ def test_killed_runs_without_a_metric_go_when_their_work_is_done(tracker: Tracke
 def test_the_same_command_by_hand_drops_the_run_that_was_killed(tracker: Tracker) -> None:
     def promote() -> str:
         with unfinished_until_ended(PromoteConfig()), tracker.run("promote", "promote", {}) as run:
-            if not tracker.find_unfinished("promote", **{run_names.ERROR: "interrupted"}):
+            if not tracker.find_unfinished("promote", **{run_names.RUN_ERROR: "interrupted"}):
                 raise KeyboardInterrupt
         return str(run.run_id)
 

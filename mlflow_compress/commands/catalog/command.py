@@ -26,9 +26,9 @@ def methods() -> "Listing":
     True
     """
     from mlflow_compress.commands.shared.tabular import Listing
-    from mlflow_compress.compression.servers import COLUMNS, rows
+    from mlflow_compress.compression.servers import METHOD_COLUMNS, method_rows
 
-    return Listing("compression methods", COLUMNS, tuple(rows()))
+    return Listing("compression methods", METHOD_COLUMNS, tuple(method_rows()))
 
 
 @register_command(
@@ -48,9 +48,9 @@ def tasks() -> "Listing":
     True
     """
     from mlflow_compress.commands.shared.tabular import Listing
-    from mlflow_compress.items.named_tasks import COLUMNS, rows
+    from mlflow_compress.items.named_tasks import TASK_COLUMNS, task_rows
 
-    return Listing("named tasks", COLUMNS, tuple(rows()))
+    return Listing("named tasks", TASK_COLUMNS, tuple(task_rows()))
 
 
 @register_command(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from mlflow_compress.commands.evaluate.result import Evaluation
 
 
-SIDE = "run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/gold JSONL"
+_SIDE = "run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/gold JSONL"
 
 
 @register_command(
@@ -22,8 +22,8 @@ SIDE = "run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/g
     place=18,
     project=False,
     arguments=(
-        Argument(("baseline",), {"help": SIDE}),
-        Argument(("variant",), {"help": SIDE}),
+        Argument(("baseline",), {"help": _SIDE}),
+        Argument(("variant",), {"help": _SIDE}),
         Argument(("--json",), {"action": "store_true", "help": "print one JSON object"}),
     ),
 )

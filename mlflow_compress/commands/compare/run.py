@@ -114,7 +114,9 @@ class Comparison(Tabular):
         return "\n".join(lines)
 
 
-ACCEPTED = "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
+_ACCEPTED = (
+    "a run id, a folder of Parquet records, samples_*.jsonl of lm-evaluation-harness, or JSONL of id, pred, gold"
+)
 
 
 _LOG = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT[\d.-]+)\.jsonl")
@@ -158,7 +160,7 @@ def _read(source: str, store: str | None) -> tuple[str, Path | tuple[list[answer
         run = opened.look_up_stage(source, "evaluate")
         name = run.tags.get(run_names.VARIANT, run.tags.get(run_names.BASE_MODEL, source))
         return name, opened.fetch(run.run_id, RECORDS)
-    raise ConfigError("Nothing to compare by this name", allowed=ACCEPTED, got=source)
+    raise ConfigError("Nothing to compare by this name", allowed=_ACCEPTED, got=source)
 
 
 def store_with(run_id: str, store: "Tracker | str | None") -> "Tracker":
@@ -196,7 +198,7 @@ def compare(baseline: str, variant: str, store: str | None = None) -> Comparison
     return Comparison(answer_files.compare_answers(before, after), names)
 
 
-LOAD_EVALUATION_ACCEPTED = "the id of a main, evaluate or baseline run, or a folder of Parquet records"
+_LOAD_EVALUATION_ACCEPTED = "the id of a main, evaluate or baseline run, or a folder of Parquet records"
 
 
 def from_folder(folder: Path) -> Evaluation:
@@ -213,13 +215,13 @@ def from_folder(folder: Path) -> Evaluation:
 def from_run(run_id: str, store: "Tracker | str | None" = None) -> Evaluation:
     """Return the evaluation of a run. For the main run of a variant, that is the evaluation of its evaluate stage."""
     if not is_run_id(run_id):
-        raise ConfigError("There is no evaluation of this name", allowed=LOAD_EVALUATION_ACCEPTED, got=run_id)
+        raise ConfigError("There is no evaluation of this name", allowed=_LOAD_EVALUATION_ACCEPTED, got=run_id)
     opened = store_with(run_id, store)
     run = opened.look_up_stage(run_id, "evaluate")
     stage = run.tags.get(run_names.STAGE)
     if stage not in ("evaluate", "baseline"):
         raise ConfigError(
-            "This run holds no evaluation", allowed=LOAD_EVALUATION_ACCEPTED, got=f"{run_id}, a run of stage {stage}"
+            "This run holds no evaluation", allowed=_LOAD_EVALUATION_ACCEPTED, got=f"{run_id}, a run of stage {stage}"
         )
     results = tuple(stored_results(opened, run.run_id))
     records = opened.fetch(run.run_id, RECORDS)

@@ -8,7 +8,7 @@ from mlflow_compress.config.declarations import Group, Parameters, Together, opt
 from mlflow_compress.config.groups import CompressionConfig, EvaluationConfig, InferenceConfig, SourceConfig
 from mlflow_compress.errors import UnsupportedError
 
-DIAGNOSIS_ARGS = Together("diagnosis_args", "how closely groups of weights are measured: name=value,name=value")
+_DIAGNOSIS_ARGS = Together("diagnosis_args", "how closely groups of weights are measured: name=value,name=value")
 
 
 class DiagnosisConfig(Group):
@@ -18,21 +18,21 @@ class DiagnosisConfig(Group):
         16384,
         "tokens of each corpus on which every group of weights is measured; 0 takes all",
         ge=0,
-        within=DIAGNOSIS_ARGS,
+        within=_DIAGNOSIS_ARGS,
     )
     corpus_window: int = option(
-        512, "tokens of one text: the corpus is cut into texts of this length", ge=4, within=DIAGNOSIS_ARGS
+        512, "tokens of one text: the corpus is cut into texts of this length", ge=4, within=_DIAGNOSIS_ARGS
     )
     noise_control: bool = option(
         True,
         "also measure Gaussian noise of the same size on each group (doubles the time): size or direction?",
-        within=DIAGNOSIS_ARGS,
+        within=_DIAGNOSIS_ARGS,
     )
     state_memory: float = option(
         1.0,
         "GiB of memory for the baseline's states, so that only the layers behind a swap are computed",
         gt=0,
-        within=DIAGNOSIS_ARGS,
+        within=_DIAGNOSIS_ARGS,
     )
 
 

@@ -118,7 +118,7 @@ class _TokenTexts:
 
 
 _MOST_KINDS = 8
-PREFIX = "diagnose"
+_PREFIX = "diagnose"
 
 
 def _diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
@@ -153,10 +153,10 @@ def _diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
     values |= {f"kl_of_kind/{kind.replace('+', '_')}": kl for kind, kl in largest}
     for kind, points in (("kl_at", diagnosis.positions), ("kl_of_class", diagnosis.classes)):
         values |= {f"{kind}/{str(one.category).replace(' ', '_')}": one.value for one in points}
-    return {f"{PREFIX}/{name}": value for name, value in values.items()}
+    return {f"{_PREFIX}/{name}": value for name, value in values.items()}
 
 
-RECIPE = "recipe"  # artifact folder
+_RECIPE = "recipe"  # artifact folder
 _MORE_BITS = 8  # of the groups to keep
 
 
@@ -221,7 +221,7 @@ def _write_diagnosis(
     from mlflow_compress.reporting.figures import draw_diagnosis
 
     advice = diagnosis.advice
-    recipe = "" if advice.recipe is None else f"The recipe for it is {RECIPE}/{advice.recipe.name} of this run."
+    recipe = "" if advice.recipe is None else f"The recipe for it is {_RECIPE}/{advice.recipe.name} of this run."
     run.log_values(_diagnosis_values(diagnosis))
     run.log_json(diagnosis.to_dict(), "diagnosis.json")
     with scratch_folder(store.uri) as folder:
@@ -256,7 +256,7 @@ def _write_diagnosis(
     run.set_note(diagnosis.summary)
 
 
-NOISE = "noise on {}"
+NOISE_ON = "noise on {}"
 _SAME = 0.01  # of the whole variant's KL: what rounding may change
 
 
@@ -318,12 +318,12 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
         texts = _TokenTexts(windows, base.tokenizer)
         tokens, texts_of_tokens, before = texts.rows(table)
         with scratch_folder(opened.uri) as scratch:
-            recipes = scratch / RECIPE
+            recipes = scratch / _RECIPE
             recipes.mkdir()
             source = resolve_source(path, trust_remote_code=config.source.trust_remote_code)
             advice = _advise(groups, differences, models[0].model, source, manifest, recipes)
             if advice.recipe is not None:
-                run.log_folder(recipes, RECIPE)
+                run.log_folder(recipes, _RECIPE)
         diagnosis = Diagnosis(
             name=manifest.label,
             baseline=label,
@@ -344,7 +344,7 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
         _write_diagnosis(opened, run, diagnosis, records, manifest)
     run_id = diagnosis.run.run_id
     if advice.recipe is not None:
-        advice = replace(advice, recipe=opened.fetch(run_id, RECIPE) / advice.recipe.name)
+        advice = replace(advice, recipe=opened.fetch(run_id, _RECIPE) / advice.recipe.name)
     return replace(diagnosis, advice=advice, records_folder=opened.fetch(run_id, run_names.RECORDS))
 
 
@@ -391,7 +391,7 @@ def _measure(
     if config.diagnosis.noise_control:
         controls = {
             group.name: noise_swap(
-                group, NOISE.format(group.name), base.model, variant.model, differences, seed=config.source.seed
+                group, NOISE_ON.format(group.name), base.model, variant.model, differences, seed=config.source.seed
             )
             for group in differences.groups
         }

@@ -13,7 +13,7 @@ from mlflow_compress.commands.evaluate.models import recognised_in, require_unch
 from mlflow_compress.commands.evaluate.outputs import BOTH, WINDOW, ModelOutputs, log_harness_metrics, run_model
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.shared import stored
-from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest, get_or_create_run
+from mlflow_compress.commands.shared.get_or_create import FINGERPRINT_FILE, digest, get_or_create_run
 from mlflow_compress.commands.shared.named_models import baseline_label
 from mlflow_compress.config.groups import SamplingConfig
 from mlflow_compress.decide.item_sampling import DRAWING
@@ -27,7 +27,7 @@ from mlflow_compress.models.identity import tokenizer_hash
 from mlflow_compress.records import Chains, ItemKey, RunRecords, Traces, align
 from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.run_names import ENGINE, FACTS, NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ENGINE_RECORDS, FACTS, NOISE_RECORDS, RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -77,7 +77,7 @@ _TOKENS = "tokens.npz"  # file there: the requests' tokens, which every variant 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baseline:
+class StoredBaseline:
     """A stored baseline evaluation."""
 
     run_id: str
@@ -95,7 +95,7 @@ class Baseline:
 def _run_twice(
     model: EngineModel[Loaded, Writer, Stored], suite: Suite, config: EvaluateConfig, resume: Path
 ) -> tuple[ModelOutputs, RunRecords, RunRecords | None, Path | None]:
-    """Return outputs, noise, engine and states, of which see `Baseline`.
+    """Return outputs, noise, engine and states, of which see `StoredBaseline`.
 
     Where every answer is generated, no token is scored. Then there are no states, and no noise floor.
     """
@@ -112,12 +112,12 @@ def _run_twice(
     first_pass = model.stored(states)
     own = model.comparable_with(first_pass)
     second = model.scorer(loaded, after=first_pass)
-    noise = run_model(second, sample, baseline=own, generations=False, resume=resume / NOISE).records
+    noise = run_model(second, sample, baseline=own, generations=False, resume=resume / NOISE_RECORDS).records
     engine = None
     if model.own_kernels is not None:
         here = model.own_kernels.in_this_process()
         scorer = here.scorer(here.load())
-        engine = run_model(scorer, sample, baseline=own, generations=False, resume=resume / ENGINE).records
+        engine = run_model(scorer, sample, baseline=own, generations=False, resume=resume / ENGINE_RECORDS).records
     return outputs, noise, engine, states
 
 
@@ -153,7 +153,7 @@ def find_or_evaluate(
     suite: Suite,
     config: EvaluateConfig,
     before: Callable[[], None] = lambda: None,
-) -> Baseline:
+) -> StoredBaseline:
     """Return the stored baseline with this fingerprint, or evaluate it in a new run, after `before`.
 
     The model has been unloaded when this returns. The second run has another batch composition: its distance to
@@ -182,9 +182,9 @@ def find_or_evaluate(
             "tasks": suite.hashes,
         }
         stored.write_metadata(folder / RECORDS, metadata)
-        noise.write(folder / NOISE)
+        noise.write(folder / NOISE_RECORDS)
         if engine is not None:
-            engine.write(folder / ENGINE)
+            engine.write(folder / ENGINE_RECORDS)
         stored.log_results(run, compute_all(MetricInputs(baseline=outputs.records, noise=noise, engine=engine)))
         log_harness_metrics(run, suite, outputs)
 
@@ -204,13 +204,13 @@ def find_or_evaluate(
     if states is not None and model.abilities.whole_distributions:
         Encoder(model.tokenizer, model.max_length).remember(suite.requests, states / _TOKENS)
     compared = model.abilities.own_kernels and suite.is_scored
-    return Baseline(
+    return StoredBaseline(
         run_id=run_id,
         evaluation=evaluation,
         records=kept(("records", run_id), lambda: RunRecords.read(folder)),
         metadata=stored.read_metadata(folder),
-        noise=kept(("noise", run_id), lambda: RunRecords.read(store.fetch(run_id, NOISE))),
-        engine=RunRecords.read(store.fetch(run_id, ENGINE)) if compared else None,
+        noise=kept(("noise", run_id), lambda: RunRecords.read(store.fetch(run_id, NOISE_RECORDS))),
+        engine=RunRecords.read(store.fetch(run_id, ENGINE_RECORDS)) if compared else None,
         states=states,
         fresh=fresh,
     )
@@ -221,7 +221,7 @@ def _warn_of_rounding(store: Tracker, run_id: str, evaluation: str, now: Mapping
     before = [run for run in store.find("baseline", **{run_names.EVALUATION: evaluation}) if run.run_id != run_id]
     if not before:
         return
-    then = store.fetch_json(before[0].run_id, FINGERPRINT)["rounding"]
+    then = store.fetch_json(before[0].run_id, FINGERPRINT_FILE)["rounding"]
     changed = [
         f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
     ]

@@ -174,7 +174,7 @@ class OneLoaded:
         gc.collect()  # modules have reference cycles: without this, two models would be in memory
 
 
-Keys = Sequence[ItemKey]
+ItemKeys = Sequence[ItemKey]
 
 _DONE = "done.json"  # in the folder of a block whose records are complete
 
@@ -199,7 +199,7 @@ class BlockScorer:
     folder: Path  # Folder of finished blocks, which a command that was interrupted finds again
     every_order: bool = False  # Score the shuffled orders of the options too
 
-    def records(self, number: int, keys: Keys) -> tuple[RunRecords, Shortened]:
+    def records(self, number: int, keys: ItemKeys) -> tuple[RunRecords, Shortened]:
         """Return the variant's records of one block, and the items that it could not read whole."""
         folder = self.folder / f"block-{number:05d}"
         done = folder / _DONE
@@ -215,7 +215,7 @@ class BlockScorer:
         atomic.write(done, json.dumps({"items": [*map(list, keys)], **short}).encode())
         return outputs.records, outputs.shortened
 
-    def _score(self, keys: Keys, resume: Path) -> ModelOutputs:
+    def _score(self, keys: ItemKeys, resume: Path) -> ModelOutputs:
         """Score some items, without corpora, documents and chains, and unless asked for without shuffled options."""
         tasks = []
         for task in self.suite.tasks:

@@ -33,8 +33,8 @@ from mlflow_compress.tracking.tracked_run import TrackedRun
 
 GENERATED = "generated"  # sub-folder of `resume` with the generated answers
 WINDOW = 512  # tokens per window of a corpus, as in llama.cpp
-SECOND = (SEED + 1,)  # Seeds of drawn answers
-BOTH = (SEED, *SECOND)
+_SECOND = (SEED + 1,)  # Seeds of drawn answers
+BOTH = (SEED, *_SECOND)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def run_model(
     capture: Writer | None = None,
     baseline: Stored | None = None,
     generations: bool = True,
-    samplings: Sequence[int] = SECOND,
+    samplings: Sequence[int] = _SECOND,
     resume: Path | None = None,
 ) -> ModelOutputs:
     """Score a model on everything in the suite.

@@ -26,8 +26,8 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
-STAGE = "baseline-traces"
-MOST_TOKENS = 512  # of an answer, unless the user says otherwise
+TRACES_STAGE = "baseline-traces"
+_MOST_TOKENS = 512  # of an answer, unless the user says otherwise
 
 
 def with_traces(
@@ -39,7 +39,7 @@ def with_traces(
     prompts, system, asked = trace_prompts(config), config.inference.system_prompt or "", config.traces
     most = asked.trace_max_new_tokens
     drawn = GenerationConfig(  # from the whole distribution, because KL is an average over it
-        max_new_tokens=min(MOST_TOKENS, base.max_length // 4) if most == "auto" else int(most),
+        max_new_tokens=min(_MOST_TOKENS, base.max_length // 4) if most == "auto" else int(most),
         temperature=asked.trace_temperature,
         top_k=0,
         top_p=1.0,
@@ -52,7 +52,7 @@ def with_traces(
         "sampling": asdict(drawn),
         "prompts": fingerprint_of(prompts, config.traces.trace_instructions),
     }
-    if not write and not store.find(STAGE, **{run_names.FINGERPRINT: digest(fingerprint)}):
+    if not write and not store.find(TRACES_STAGE, **{run_names.FINGERPRINT: digest(fingerprint)}):
         return suite
 
     def work(run: TrackedRun, folder: Path, resume: Path) -> None:
@@ -61,7 +61,9 @@ def with_traces(
         )
         Traces(generations.table).write(folder / RECORDS)
 
-    run_id, fresh = get_or_create_run(store, STAGE, baseline_label(config.source, config.served), fingerprint, work)
+    run_id, fresh = get_or_create_run(
+        store, TRACES_STAGE, baseline_label(config.source, config.served), fingerprint, work
+    )
     if fresh:
         gc.collect()  # otherwise the model is still in memory when it is loaded again to be scored
     answers = kept(("traces", run_id), lambda: Traces.read(store.fetch(run_id, RECORDS)))
@@ -69,7 +71,7 @@ def with_traces(
     return replace(suite, corpora=tuple(corpora))
 
 
-CHAINS_STAGE = "baseline-chains"
+_CHAINS_STAGE = "baseline-chains"
 MOST_CHAINS = 100  # per task, drawn with the seed: the states of all would fill a disk, and the intervals are narrow
 _BROKEN = "\ufffd"  # What a tokenizer decodes to where a character is cut between two tokens
 
@@ -104,7 +106,7 @@ def _with_chains(store: Tracker, base: AnyEngineModel, task: Task, config: Evalu
         "sampling": asdict(sampling),
         "ends": [list(answering.until), sorted(answering.end_tokens)],
     }
-    if not write and not store.find(CHAINS_STAGE, **{run_names.FINGERPRINT: digest(fingerprint)}):
+    if not write and not store.find(_CHAINS_STAGE, **{run_names.FINGERPRINT: digest(fingerprint)}):
         return task
 
     def work(run: TrackedRun, folder: Path, resume: Path) -> None:
@@ -134,7 +136,7 @@ def _with_chains(store: Tracker, base: AnyEngineModel, task: Task, config: Evalu
         Chains.from_rows(chains).write(folder / RECORDS)
 
     run_id, fresh = get_or_create_run(
-        store, CHAINS_STAGE, baseline_label(config.source, config.served), fingerprint, work
+        store, _CHAINS_STAGE, baseline_label(config.source, config.served), fingerprint, work
     )
     if fresh:
         gc.collect()

@@ -9,7 +9,7 @@ from pathlib import Path
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate import models
 from mlflow_compress.commands.evaluate.baseline import (
-    Baseline,
+    StoredBaseline,
     evaluation_of_sample,
     find_or_evaluate,
     item_keys,
@@ -37,15 +37,14 @@ from mlflow_compress.metrics.core.account import Account, take_account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings, headline
 from mlflow_compress.metrics.core.metric_registry import compute_all, unmet
 from mlflow_compress.metrics.perplexity import PERPLEXITY_EXISTS
-from mlflow_compress.metrics.thinking import REQUIRES as THINKING
-from mlflow_compress.metrics.thinking import questions_table
+from mlflow_compress.metrics.thinking import ANSWERED_PROBLEMS, questions_table
 from mlflow_compress.models.checkpoint_config import unused_weights
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.details import details, flips_table
 from mlflow_compress.reporting.verdict import verdict, worst_slice
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.run_names import ACCOUNT, FACTS, NOISE, RECORDS
+from mlflow_compress.tracking.run_names import ACCOUNT, FACTS, NOISE_RECORDS, RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
@@ -62,7 +61,7 @@ def readable(
     return with_chains(store, base, suite, config, write=write)
 
 
-def evaluate_baseline(config: EvaluateConfig, store: Tracker) -> Baseline:
+def evaluate_baseline(config: EvaluateConfig, store: Tracker) -> StoredBaseline:
     """Return the baseline's evaluation: found in the store, or evaluated now."""
     with models.cores_shared_out(config.running, config.source):
         base = models.open_baseline(config)
@@ -74,7 +73,7 @@ class _Compared:
     """A variant beside its baseline: what metrics read, and where it comes from."""
 
     inputs: MetricInputs
-    baseline: Baseline
+    baseline: StoredBaseline
     account: Account
     found_in: str | None  # The earlier run that has scored the variant
 
@@ -122,7 +121,7 @@ def evaluate_variant(
         if variant.at_server is not None:
             variant.at_server.recognise(store.fetch_json(earlier[0].run_id, FACTS))
         if asked_twice and suite.is_scored:
-            again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE))
+            again = RunRecords.read(store.fetch(earlier[0].run_id, NOISE_RECORDS))
         records = RunRecords.read(store.fetch(earlier[0].run_id, RECORDS))
         outputs = ModelOutputs(records, int(earlier[0].metrics[run_names.TRUNCATED]))
     elif config.sampling.size is None:
@@ -161,7 +160,7 @@ def _score(
     suite: Suite,
     base: AnyEngineModel,
     variant: EngineModel[Loaded, Writer, Stored],
-    baseline: Baseline,
+    baseline: StoredBaseline,
     resume: Path,
 ) -> tuple[ModelOutputs, RunRecords | None]:
     """Score a variant on all items; return also its second answers where it does not repeat itself."""
@@ -176,7 +175,7 @@ def _score(
     if shown is not None:
         first_pass = variant.stored(own)
         second, first = variant.scorer(loaded, after=first_pass), variant.comparable_with(first_pass)
-        again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE).records
+        again = run_model(second, sample, baseline=first, generations=False, resume=resume / NOISE_RECORDS).records
     models.require_unchanged(variant)
     return outputs, again
 
@@ -186,7 +185,7 @@ def _score_drawn(
     suite: Suite,
     base: AnyEngineModel,
     variant: AnyEngineModel,
-    baseline: Baseline,
+    baseline: StoredBaseline,
     resume: Path,
     scored: RunRecords | None,
 ) -> ModelOutputs:
@@ -272,7 +271,9 @@ def require_cache_applied(manifest: CheckpointManifest, records: RunRecords) -> 
         )
 
 
-def states_for(baseline: Baseline, base: AnyEngineModel, variant: EngineModel[Loaded, Writer, Stored]) -> Stored | None:
+def states_for(
+    baseline: StoredBaseline, base: AnyEngineModel, variant: EngineModel[Loaded, Writer, Stored]
+) -> Stored | None:
     """Return the baseline's stored pass as the variant is compared with it: see `EngineModel.comparable_with`."""
     return None if baseline.states is None else variant.comparable_with(base.stored(baseline.states))
 
@@ -288,10 +289,10 @@ def log_evaluation(
     pooled = headline(results)
     stored.log_results(run, results)
     compared = pooled.get("distance/flips_pct", pooled.get("distance/kl_mean"))
-    run.log_values({**gate_values(pooled), run_names.ITEMS: compared.n if compared is not None else 0})
+    run.log_values({**gate_values(pooled), run_names.N_ITEMS: compared.n if compared is not None else 0})
     run.log_json(details(inputs, results), "details.json")
     run.log_json(flips_table(inputs), "flips.json")
-    if inputs.missing(*THINKING) is None:
+    if inputs.missing(*ANSWERED_PROBLEMS) is None:
         run.log_json(questions_table(inputs), "problems.json")
     if skipped := unmet(inputs):
         run.log_json(skipped, "not_computed.json")
@@ -299,7 +300,7 @@ def log_evaluation(
         inputs.subject.write(folder / RECORDS)
         stored.write_metadata(folder / RECORDS, metadata)
         if inputs.asked_again is not None:
-            inputs.asked_again.write(folder / NOISE)
+            inputs.asked_again.write(folder / NOISE_RECORDS)
         for part in sorted(folder.iterdir()):
             run.log_folder(part, part.name)
 

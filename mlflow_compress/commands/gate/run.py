@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate import models
-from mlflow_compress.commands.evaluate.baseline import Baseline, find_or_evaluate, item_keys, noise_sample
+from mlflow_compress.commands.evaluate.baseline import StoredBaseline, find_or_evaluate, item_keys, noise_sample
 from mlflow_compress.commands.evaluate.items import suite_of
 from mlflow_compress.commands.evaluate.parameters import EvaluateConfig
 from mlflow_compress.commands.evaluate.run import conditions, readable, states_for
@@ -25,7 +25,13 @@ from mlflow_compress.commands.judge.run import run_judge
 from mlflow_compress.commands.promote.result import NOTHING_PASSES
 from mlflow_compress.commands.quantize.run import size_values
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir
-from mlflow_compress.commands.shared.named_models import Made, ServedVariant, baseline_label, compresses, described
+from mlflow_compress.commands.shared.named_models import (
+    ServedVariant,
+    VariantManifest,
+    baseline_label,
+    compresses,
+    described,
+)
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.commands.speed.parameters import SpeedConfig
 from mlflow_compress.commands.speed.run import run_speed
@@ -135,7 +141,7 @@ def _restricted(records: RunRecords, keys: pa.Array) -> RunRecords:
     return RunRecords(**kept)
 
 
-def blocks(order: models.Keys, group: Mapping[ItemKey, int], size: int) -> Iterator[tuple[int, models.Keys]]:
+def blocks(order: models.ItemKeys, group: Mapping[ItemKey, int], size: int) -> Iterator[tuple[int, models.ItemKeys]]:
     """Iterate over the blocks of an order, numbered; the last one may be smaller. Groups of items stay whole."""
     start = number = 0
     while start < len(order):
@@ -157,7 +163,7 @@ def shuffled(keys: Sequence[ItemKey], group: Mapping[ItemKey, int], seed: int) -
     return [key for place in random_order([first for first, *_ in groups], seed=seed) for key in groups[place]]
 
 
-def in_order(values: Float, items: models.Keys, order: models.Keys) -> list[float]:
+def in_order(values: Float, items: models.ItemKeys, order: models.ItemKeys) -> list[float]:
     """Return one value per item of `order`; `items` names those of the values."""
     by_key = dict(zip(items, values.tolist(), strict=True))
     return [by_key[key] for key in order if key in by_key]
@@ -199,7 +205,7 @@ class _ChecksSoFar:
     parts: list[RunRecords] = field(default_factory=list)  # The variant's records of every block
     shortened: Shortened = field(default_factory=Shortened)  # Items that it could not read whole
 
-    def look(self, inputs: MetricInputs, order: models.Keys) -> None:
+    def look(self, inputs: MetricInputs, order: models.ItemKeys) -> None:
         """Take the items of one block, and decide what can be decided."""
         view = inputs.view
         names = list(zip(view.task.tolist(), view.item_id.tolist(), strict=True))
@@ -278,12 +284,12 @@ class _GateWork:
     config: GateConfig
     policy: Policy
     wanted: ItemPolicy  # The policy's gates, with the checks of items
-    made: Made  # The variant
+    made: VariantManifest  # The variant
     timed: "_MeasuredForGate"
     judged: "Callable[[], _MeasuredForGate]"  # Lets both models answer instructions, at the first call
-    baseline: Baseline
+    baseline: StoredBaseline
     families: tuple[str, ...]  # Families that pooled checks are about
-    order: models.Keys  # The items in the order in which they are looked at
+    order: models.ItemKeys  # The items in the order in which they are looked at
     groups: _ItemsInGroups
     n_unanswered: int  # Items that the baseline has not answered, and that no gate looks at
     conditions: Mapping[str, str]  # Under which the variant is compared
@@ -570,7 +576,7 @@ def run_gate(
     return verdict
 
 
-def _check_served(made: Made, policy: Policy) -> None:
+def _check_served(made: VariantManifest, policy: Policy) -> None:
     """Refuse a policy that a served model cannot be judged by, before anything is asked of its server."""
     if not isinstance(made, ServedVariant):
         return
@@ -591,7 +597,7 @@ def _without_kl(policy: ItemPolicy) -> ItemPolicy:
     return ItemPolicy(gates=policy.gates, checks=kept, at_once=policy.at_once | of_kl)
 
 
-def _check_counts(policy: Policy, order: models.Keys) -> None:
+def _check_counts(policy: Policy, order: models.ItemKeys) -> None:
     for task, fewest in [(None, policy.require.items), *policy.require.items_by_task.items()]:
         n = sum(task in (None, name) for name, _ in order)
         if n < fewest:

@@ -26,9 +26,9 @@ from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
-SAMPLES, SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders next to RECORDS
-MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench, in tokens
-TASK = "instructions"
+SAMPLES_FOLDER, _SAMPLES_AGAIN = "samples", "samples_again"  # artifact folders next to RECORDS
+_MT_BENCH_TOKENS = 1024  # longest answer in MT-Bench, in tokens
+_TASK = "instructions"
 _ANSWERS, _SCORED = "answers", "scored"  # folders of unfinished work
 
 
@@ -43,7 +43,7 @@ class Answers:
 def graded_tokens(asked: AnswerConfig, max_length: int) -> int:
     """Return the longest graded answer in tokens: 1024 as in MT-Bench, at most a quarter of the model's context."""
     most = asked.judge_max_tokens
-    return min(MT_BENCH_TOKENS, max_length // 4) if most == "auto" else int(most)
+    return min(_MT_BENCH_TOKENS, max_length // 4) if most == "auto" else int(most)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class AnswerRuns:
             run.log_values({"speed/answer_tokens_per_second": speed.tokens_per_second})
 
     def _read(self, run_id: str) -> Answers:
-        graded, samples = (Generations.read(self.store.fetch(run_id, name)) for name in (RECORDS, SAMPLES))
+        graded, samples = (Generations.read(self.store.fetch(run_id, name)) for name in (RECORDS, SAMPLES_FOLDER))
         return Answers(graded=graded, samples=samples)
 
     def _asked(self, model: AnyEngineModel, **more: object) -> dict[str, object]:
@@ -120,13 +120,13 @@ class AnswerRuns:
         seed = self.config.source.seed
 
         def work(run: TrackedRun, folder: Path, resume: Path) -> None:
-            self._write(run, self.load(self.base), folder, resume, {SAMPLES: seed, SAMPLES_AGAIN: seed + 1})
+            self._write(run, self.load(self.base), folder, resume, {SAMPLES_FOLDER: seed, _SAMPLES_AGAIN: seed + 1})
 
         fingerprint = self._asked(self.base, **self._sampling(self.base))
         label = baseline_label(self.config.source, self.config.served)
         run_id, _ = get_or_create_run(self.store, "baseline-answers", label, fingerprint, work, before=before)
         answers = kept(("answers", run_id), lambda: self._read(run_id))
-        again = kept(("again", run_id), lambda: Generations.read(self.store.fetch(run_id, SAMPLES_AGAIN)))
+        again = kept(("again", run_id), lambda: Generations.read(self.store.fetch(run_id, _SAMPLES_AGAIN)))
         return run_id, answers, again
 
     def variant(self, run: TrackedRun, variant: AnyEngineModel) -> tuple[str, bool, Answers]:
@@ -139,7 +139,7 @@ class AnswerRuns:
 
         def work(stored: TrackedRun, folder: Path, resume: Path) -> None:
             loaded = replace(self.load(variant), tokenizer=self.base.tokenizer)
-            self._write(stored, loaded, folder, resume, {SAMPLES: self.config.source.seed + 1})
+            self._write(stored, loaded, folder, resume, {SAMPLES_FOLDER: self.config.source.seed + 1})
 
         asked = self.config
         made = described(asked.checkpoint, asked.source, asked.served)
@@ -154,7 +154,7 @@ class AnswerRuns:
         most = graded_tokens(self.config.answers, loaded.max_length)
         greedy = GenerationConfig(max_new_tokens=most, temperature=0.0, top_k=0, top_p=1.0, samples=1)
         generations = generate_answers(
-            loaded, self.instructions, greedy, task=TASK, system=self._system, resume=resume / _ANSWERS
+            loaded, self.instructions, greedy, task=_TASK, system=self._system, resume=resume / _ANSWERS
         )
         return GreedyAnswers(generations.table)
 
@@ -170,7 +170,7 @@ class AnswerRuns:
             answers = self._decoded(loaded, resume)
             states = resume / STATES
             with base.capture(states, loaded) as writer:
-                scores, _ = base.scorer(loaded).score_corpus(TASK, answers, capture=writer, resume=resume / _SCORED)
+                scores, _ = base.scorer(loaded).score_corpus(_TASK, answers, capture=writer, resume=resume / _SCORED)
             run.log_folder(states, STATES)
             RunRecords(greedy_answers=answers, greedy_scores=GreedyScores(scores.table)).write(folder / RECORDS)
 
@@ -189,7 +189,7 @@ class AnswerRuns:
             answers = self._decoded(loaded, resume)
             states = variant.comparable_with(self.base.stored(self.store.fetch(baseline_run, STATES)))
             scorer = variant.scorer(loaded)
-            scores, distances = scorer.score_corpus(TASK, theirs, baseline=states, resume=resume / _SCORED)
+            scores, distances = scorer.score_corpus(_TASK, theirs, baseline=states, resume=resume / _SCORED)
             assert distances is not None
             RunRecords(
                 greedy_answers=answers,

@@ -8,10 +8,10 @@ from mlflow_compress.metrics.conscompf import similarity
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.records import Generations
 from mlflow_compress.reporting import answers_page
-from mlflow_compress.tracking.run_names import ANSWERS
+from mlflow_compress.tracking.run_names import ANSWERS_PAGE
 from mlflow_compress.tracking.tracker import Tracker
 
-ROWS, PAGE = "answers.jsonl", "answers.html"
+_ROWS, PAGE = "answers.jsonl", "answers.html"
 
 
 def write_answers(
@@ -34,11 +34,11 @@ def write_answers(
         alike,
     )
     folder.mkdir()
-    (folder / ROWS).write_text(answers_page.as_jsonl(pairs), encoding="utf-8")
+    (folder / _ROWS).write_text(answers_page.as_jsonl(pairs), encoding="utf-8")
     (folder / PAGE).write_text(answers_page.render_answers(title, pairs), encoding="utf-8")
 
 
 def read_answers(store: Tracker, run_id: str) -> list[answers_page.ComparedAnswer]:
     """Return the answers that a judge run holds. A run without them is a `TrackingError`."""
-    path = store.fetch(run_id, ANSWERS) / ROWS
+    path = store.fetch(run_id, ANSWERS_PAGE) / _ROWS
     return answers_page.from_jsonl(path.read_text(encoding="utf-8"), str(path))

@@ -9,7 +9,7 @@ from pathlib import Path
 from mlflow_compress.commands.command import Say, silent
 from mlflow_compress.commands.evaluate.models import OneLoaded, cores_shared_out, engine_started, open_both, try_out
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation
-from mlflow_compress.commands.judge.answers import SAMPLES, AnswerRuns, Answers, graded_tokens
+from mlflow_compress.commands.judge.answers import SAMPLES_FOLDER, AnswerRuns, Answers, graded_tokens
 from mlflow_compress.commands.judge.answers_artifact import write_answers
 from mlflow_compress.commands.judge.judge_instructions import instructions_of
 from mlflow_compress.commands.judge.parameters import JudgeConfig
@@ -20,7 +20,7 @@ from mlflow_compress.errors import ConfigError, JudgeError, TrackingError
 from mlflow_compress.home import home
 from mlflow_compress.items.sources.instructions import Instruction, is_logged
 from mlflow_compress.judges import JUDGES, Judged, JudgeInputs, chosen_judges, open_judge
-from mlflow_compress.judges.encoders import EMBEDDED, embedded_folder
+from mlflow_compress.judges.encoders import EMBEDDED_ENCODER, embedded_folder
 from mlflow_compress.judges.judge_registry import AnswerVectors
 from mlflow_compress.judges.session import prices_of, spending_of
 from mlflow_compress.metrics.core import metric_inputs, metric_registry
@@ -30,7 +30,7 @@ from mlflow_compress.records import AnswerFeedback, Embeddings, Generations, Jud
 from mlflow_compress.reporting.answers_page import account_text
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.run_names import ANSWERS, RECORDS
+from mlflow_compress.tracking.run_names import ANSWERS_PAGE, RECORDS
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 from mlflow_compress.transport.endpoint import check_address
@@ -100,7 +100,7 @@ def _metric_settings(config: JudgeConfig) -> metric_inputs.MetricSettings:
     if named is None:
         return metric_inputs.MetricSettings(seed=config.source.seed)
     with folder_or_hub("bertscore_model", named):  # the hub gives safetensors only
-        folder = embedded_folder() if named == EMBEDDED else resolve_folder(named)
+        folder = embedded_folder() if named == EMBEDDED_ENCODER else resolve_folder(named)
         model = str(folder), authors_layer(named, folder)
     return metric_inputs.MetricSettings(seed=config.source.seed, bertscore_model=model)
 
@@ -222,14 +222,14 @@ def _write(
 ) -> None:
     """Write the records of the stage, one sub-folder each."""
     inputs.subject.write(folder / RECORDS)
-    samples.write(folder / SAMPLES)
+    samples.write(folder / SAMPLES_FOLDER)
     if inputs.baseline.judgments is not None:
         inputs.baseline.judgments.write(folder / run_names.BASELINE_GRADES)
     if vectors is not None:  # a folder of records per model, for the comparison of all variants of an experiment
         of_encoder = {"encoder": vectors.encoder, "encoder_id": vectors.encoder_id}
         for who, array in vectors.vectors.items():
             table = Embeddings.from_array(vectors.task, vectors.item_ids, array, **of_encoder)
-            table.write(folder / run_names.EMBEDDINGS / who)
+            table.write(folder / run_names.EMBEDDING_FILES / who)
 
 
 def _judge(
@@ -264,7 +264,7 @@ def _judge(
         _write(folder, inputs, answered.variant.samples, _vectors(judged))
         if shown:
             title = f"{variant_label} against {label}"
-            write_answers(folder / ANSWERS, title, instructions, (graded["baseline"], graded["variant"]), inputs)
+            write_answers(folder / ANSWERS_PAGE, title, instructions, (graded["baseline"], graded["variant"]), inputs)
         for part in sorted(folder.iterdir()):
             run.log_folder(part, part.name)
     remarks = [*(remark for one in judged.values() for remark in one.remarks), *estimates, account_text(account)]

@@ -356,10 +356,10 @@ def run_variant(
         what = str(stages.facts["weights"]) if served is not None else Path(stages.checkpoint).name
         known_now = {run_names.EVALUATION: evaluation, run_names.BASELINE_RUN: stages.baseline_run}
         keys = {run_names.VARIANT_KEY: variant_key(config, what, evaluation), **stage_keys(config, what, evaluation)}
-        run.set_tags({**known_now, **keys, run_names.LEADERBOARD: "shown"})
+        run.set_tags({**known_now, **keys, run_names.ON_LEADERBOARD: "shown"})
         if served is not None:
             facts = {**served, run_names.EVALUATE_RUN: stages.evaluate}
-            run.set_tags({name: facts[name] for name in run_names.SERVED})
+            run.set_tags({name: facts[name] for name in run_names.SERVED_TAGS})
         unknown = [name for name, value in as_text(config).items() if value == AUTO]
         for child in stages.children.values():
             params = tracker.client.get_run(child).data.params
@@ -387,4 +387,4 @@ def keep_one_row(tracker: Tracker, run_id: str, keys: Mapping[str, str]) -> None
         later = (older.data.tags.get(tag) for tag in (run_names.JUDGED_KEY, run_names.TIMED_KEY))
         has_less = set(later) <= {None, *keys.values()} and older.data.metrics.keys() <= measured
         if older.info.run_id != run_id and has_less:
-            TrackedRun(tracker.client, older.info.run_id).set_tags({run_names.LEADERBOARD: f"see run {run_id}"})
+            TrackedRun(tracker.client, older.info.run_id).set_tags({run_names.ON_LEADERBOARD: f"see run {run_id}"})

@@ -283,7 +283,7 @@ class Stages:
         return MetricInputs(
             baseline=self.read(self.baseline_run),
             variant=self.read(self.evaluate),
-            noise=self.read(self.baseline_run, run_names.NOISE),
+            noise=self.read(self.baseline_run, run_names.NOISE_RECORDS),
             settings=MetricSettings(seed=seed, split_seed=seed),
         )
 

@@ -15,12 +15,11 @@ from mlflow_compress.commands.shared.stored import logged, read_metadata
 from mlflow_compress.config import parameters
 from mlflow_compress.config.declarations import NONE
 from mlflow_compress.decide.gates import gate_values
-from mlflow_compress.decide.scoreboard import DISTANCES
+from mlflow_compress.decide.scoreboard import KL_DISTANCES
 from mlflow_compress.items.named_tasks import TASKS
 from mlflow_compress.items.suite import is_task_file, task_parts
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs
-from mlflow_compress.metrics.thinking import REQUIRES as THINKING
-from mlflow_compress.metrics.thinking import questions_table
+from mlflow_compress.metrics.thinking import ANSWERED_PROBLEMS, questions_table
 from mlflow_compress.metrics.thought_length import COST_RATIO
 from mlflow_compress.reporting.details import flips_table
 from mlflow_compress.reporting.figures import draw_all
@@ -31,11 +30,11 @@ from mlflow_compress.scoring.child_process import in_forks
 from mlflow_compress.tracking import logged_model, run_names
 from mlflow_compress.tracking.evaluations import evaluations, names_of
 from mlflow_compress.tracking.live_processes import scratch_folder
-from mlflow_compress.tracking.run_names import ANSWERS, RECORDS
+from mlflow_compress.tracking.run_names import ANSWERS_PAGE, RECORDS
 from mlflow_compress.tracking.task_source import file_source
 from mlflow_compress.tracking.views import save_leaderboard
 
-WITHOUT_ITEMS = ("judge/", "size/", "speed/")  # prefixes of metrics that do not come from the evaluation's items
+_WITHOUT_ITEMS = ("judge/", "size/", "speed/")  # prefixes of metrics that do not come from the evaluation's items
 
 
 def _run_params(stages: Stages, *, keeps_weights: bool) -> dict[str, object]:
@@ -109,7 +108,7 @@ def log_model(stages: Stages) -> None:
     by_task, complete = _data_sets(stages)
     logged_model.log_data_sets(tracker, run.run_id, [*by_task.values(), complete])
     values = run_names.on_main_run(_values(stages))
-    itemless = {name for name in values if name.startswith(WITHOUT_ITEMS)}
+    itemless = {name for name in values if name.startswith(_WITHOUT_ITEMS)}
     logged_model.log_model_values(
         tracker, run.run_id, model, {k: v for k, v in values.items() if k not in itemless}, complete
     )
@@ -132,7 +131,7 @@ def _variants(stages: Stages) -> tuple[list[dict[str, Any]], str]:
     ends = {} if cost is None else {f"{cost.name}_low": cost.low, f"{cost.name}_high": cost.high}
     points[this] = {**_values(stages), **ends}
     shown = names_of(points)
-    measured = sorted(pair for pair in points.items() if not pair[1].keys().isdisjoint(DISTANCES))
+    measured = sorted(pair for pair in points.items() if not pair[1].keys().isdisjoint(KL_DISTANCES))
     rows = [{"name": shown[key], **values} for key, values in measured]
     return rows, shown[this]
 
@@ -171,7 +170,7 @@ def publish(stages: Stages) -> VariantRun:
         _log_all(stages, folder)
     # After the headline: MLflow's page of two runs opens on the metric that was logged first.
     evaluated = tracker.look_up(stages.evaluate).metrics
-    items = {run_names.ITEMS: evaluated[run_names.ITEMS]} if run_names.ITEMS in evaluated else {}
+    items = {run_names.N_ITEMS: evaluated[run_names.N_ITEMS]} if run_names.N_ITEMS in evaluated else {}
     run.log_values({**items, **stages.account.values()})
     save_leaderboard(tracker.client, run.run_id)
     return stages.found()
@@ -197,9 +196,9 @@ def _log_all(stages: Stages, folder: Path) -> None:
     run.set_tags(weights if readers is None else {**weights, run_names.SERVED_BY: ",".join(readers) or NONE})
     log_model(stages)
     figures, flips = next(drawn), flips_table(inputs)
-    has_answers = judge is not None and any(file.path == ANSWERS for file in tracker.client.list_artifacts(judge))
+    has_answers = judge is not None and any(file.path == ANSWERS_PAGE for file in tracker.client.list_artifacts(judge))
     asked = tracker.child_ids(run.run_id).get("judge")  # also of a stage that failed: what it took was paid
-    problems = questions_table(inputs) if inputs.missing(*THINKING) is None else []
+    problems = questions_table(inputs) if inputs.missing(*ANSWERED_PROBLEMS) is None else []
     page = render_report(
         title=f"{stages.variant} against {stages.label}",
         verdict=stages.verdict,

@@ -12,7 +12,7 @@ from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Par
 AutoOrNumber = Annotated[float, Field(gt=0)] | Literal["auto"]
 
 
-MACHINE_ARGS = Together("machine_args", "what the work would run on, and how long answers are: name=value,name=value")
+_MACHINE_ARGS = Together("machine_args", "what the work would run on, and how long answers are: name=value,name=value")
 
 
 class MachineConfig(Group):
@@ -20,30 +20,30 @@ class MachineConfig(Group):
 
     devices: int = option(1, "GPUs, or machines without one", ge=1)
     device_memory: AutoOrNumber = option(
-        "auto", "GiB of one device; auto: 80, and with device=cpu the memory of this machine", within=MACHINE_ARGS
+        "auto", "GiB of one device; auto: 80, and with device=cpu the memory of this machine", within=_MACHINE_ARGS
     )
     device_tflops: AutoOrNumber = option(
         "auto",
         "10^12 operations a second that one device sustains in the dtype; auto: 400, as an H100 in bfloat16, and with "
         "device=cpu what this machine is measured to do in float32",
-        within=MACHINE_ARGS,
+        within=_MACHINE_ARGS,
     )
     device_bandwidth: AutoOrNumber = option(
         "auto",
         "TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with device=cpu what this "
         "machine is measured to do",
-        within=MACHINE_ARGS,
+        within=_MACHINE_ARGS,
     )
     answer_tokens: groups.AutoOrCount = option(
         "auto",
         "tokens of an answer on average, thought included, as a run has measured them; auto: the most it may have",
-        within=MACHINE_ARGS,
+        within=_MACHINE_ARGS,
     )
     disk_bandwidth: float = option(
-        2.0, "GB a second of the storage, for all devices together", gt=0, within=MACHINE_ARGS
+        2.0, "GB a second of the storage, for all devices together", gt=0, within=_MACHINE_ARGS
     )
     price: Annotated[Annotated[float, Field(ge=0)] | None, OrNone] = option(
-        None, "dollars of one device for an hour; none: no dollars", within=MACHINE_ARGS
+        None, "dollars of one device for an hour; none: no dollars", within=_MACHINE_ARGS
     )
 
 

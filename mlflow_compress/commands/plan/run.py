@@ -33,9 +33,9 @@ from mlflow_compress.models.placement import BALANCED, placement, room_for_state
 from mlflow_compress.scoring import costs as formulas
 from mlflow_compress.scoring.costs import (
     GeneratedWork,
-    GroupSize,
     ModelShape,
     Offloaded,
+    PassGroupSize,
     Workload,
     model_shape,
     workload,
@@ -201,7 +201,7 @@ def chains_work(prompts: Sequence[int], usual: int, *, batch_tokens: int, head_r
     return workload(plan, plan.n_tokens, head_rows)
 
 
-BATCH = GenerationConfig().batch_rows
+_BATCH = GenerationConfig().batch_rows
 _FREE = 0.9  # share of a device's memory that a model and its work may take
 _SCALE_BITS = 16 / 128  # a scale of 16 bits for every 128 weights
 
@@ -264,7 +264,7 @@ class StageCosts:
             computing=None if operations is None else computing,
             read=self.base,
             written=self.checkpoint,
-            memory=self._memory(Workload(groups=(GroupSize(longest_unit=length),)), heads=0),
+            memory=self._memory(Workload(groups=(PassGroupSize(longest_unit=length),)), heads=0),
             times=self.config.made,
             alone=True,
         )
@@ -295,12 +295,12 @@ class StageCosts:
             ahead = min(behind_first, computing * self.machine.disk)
             computing += self._extra_seconds(scored, reads)
         for part in answers:
-            written_work = part.workload(BATCH)
-            reads += part.steps(BATCH) if self.offloaded else 0  # one for each token
+            written_work = part.workload(_BATCH)
+            reads += part.steps(_BATCH) if self.offloaded else 0  # one for each token
             work += written_work
             operations += formulas.scoring_operations(self.shape, written_work)
             computing += formulas.answer_seconds(
-                self.shape, part, number_bytes=self.number_bytes, batch=BATCH, machine=self.machine
+                self.shape, part, number_bytes=self.number_bytes, batch=_BATCH, machine=self.machine
             )
 
         memory = max(self._memory(scored, heads=heads, captures=captures), self._memory(work, layers=self.shape.layers))
@@ -520,7 +520,7 @@ def run_plan(config: PlanConfig) -> CostPlan:
         notes=(
             assumed,
             *_NOTES,
-            f"Answers are counted with {lengths_of}; memory is that of {BATCH} at once at their greatest length",
+            f"Answers are counted with {lengths_of}; memory is that of {_BATCH} at once at their greatest length",
             *([_TOO_LONG.format(most / 1e9, room / 1e9)] if most > room else []),
             *([spread] if costs.per_copy > 1 else []),
             *([_LAYERS] if costs.offloaded else []),

@@ -25,7 +25,7 @@ from mlflow_compress.reporting.headline import note_markdown
 from mlflow_compress.reporting.numbers import number_text
 from mlflow_compress.reporting.tables import escape_markdown
 
-FILES = ("card.md", "pull-request.md", "badge.svg")
+CARD_FILES = ("card.md", "pull-request.md", "badge.svg")
 _LONGEST = 40  # characters of a side of the badge
 _GREEN, _AMBER, _RED = "#2a7d3f", "#96600a", "#b3261e"  # white text has a contrast of 5 to 1 on each
 _BADGE = Template(
@@ -49,7 +49,7 @@ def write_cards(path: Path, folder: Path, key: Path | None) -> Receipt:
     body = card_body(receipt)
     card = f"---\n{card_metadata(receipt)}\n---\n\n## Distance to the baseline\n\n{body}"
     title = escape_markdown(f"{receipt.stated['variant']} compared with {receipt.stated['baseline']}")
-    texts = dict(zip(FILES, (card, f"### {title}\n\n{body}", badge(receipt)), strict=True))
+    texts = dict(zip(CARD_FILES, (card, f"### {title}\n\n{body}", badge(receipt)), strict=True))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

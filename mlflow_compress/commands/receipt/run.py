@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from mlflow_compress import files as atomic
 from mlflow_compress.commands.compare.run import from_run, store_with
 from mlflow_compress.commands.receipt.result import Receipt, ReceiptComparison
-from mlflow_compress.commands.shared.get_or_create import FINGERPRINT, digest
+from mlflow_compress.commands.shared.get_or_create import FINGERPRINT_FILE, digest
 from mlflow_compress.commands.shared.stored import read_account, results_from_json, results_json
 from mlflow_compress.config.policy import Policy, policy_yaml, read_policy
 from mlflow_compress.decide.promotion import gate_numbers, gates_of, lacking_shares
@@ -36,15 +36,15 @@ from mlflow_compress.metrics.core.account import Account
 from mlflow_compress.metrics.core.metric_inputs import MetricInputs, MetricSettings
 from mlflow_compress.metrics.core.metric_registry import compute_all
 from mlflow_compress.records import MetricResult, RunRecords
-from mlflow_compress.tracking.run_names import ENGINE, NOISE, RECEIPT, RECORDS
+from mlflow_compress.tracking.run_names import ENGINE_RECORDS, NOISE_RECORDS, RECEIPT, RECORDS
 from mlflow_compress.version import __version__
 
-KEY_VARIABLE = "MLFLOW_COMPRESS_SIGNING_KEY"
+_KEY_VARIABLE = "MLFLOW_COMPRESS_SIGNING_KEY"
 ENVELOPE = "envelope.json"
-PAYLOAD_TYPE = "application/vnd.in-toto+json"
-KINDS = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "urn:mlflow-compress:receipt:1"}
+_PAYLOAD_TYPE = "application/vnd.in-toto+json"
+_KINDS = {"_type": "https://in-toto.io/Statement/v1", "predicateType": "urn:mlflow-compress:receipt:1"}
 _FILE = re.compile(r"(baseline|variant|noise|engine|asked_again)/[a-z_]+\.(parquet|json)")
-NOT_IN_THE_ID = ("noise_items", "rounding")  # entries of the environment
+_NOT_IN_THE_ID = ("noise_items", "rounding")  # entries of the environment
 _ROUNDING = 1e-9  # relative: another processor adds in another order
 
 
@@ -52,7 +52,7 @@ def export_receipt(
     run_id: str, output: Path, policy: Path | None, key: Path | None, *, records: bool, store: str | None
 ) -> Receipt:
     """Write the receipt of a run's evaluation, after checking it with its records as `verify_receipt` does."""
-    if key is None and (named := os.environ.get(KEY_VARIABLE)):
+    if key is None and (named := os.environ.get(_KEY_VARIABLE)):
         key = Path(named)
     private = None if key is None else _key(key, private=True)
     meant = read_policy(None if policy is None else str(policy))
@@ -64,7 +64,11 @@ def export_receipt(
     run = source.run.run_id
     folders = {"baseline": (baseline, RECORDS), "variant": (run, RECORDS)}
     # Not every evaluation has these. One that cannot be read is missed when the figures are recomputed.
-    folders |= {"noise": (baseline, NOISE), "engine": (baseline, ENGINE), "asked_again": (run, NOISE)}
+    folders |= {
+        "noise": (baseline, NOISE_RECORDS),
+        "engine": (baseline, ENGINE_RECORDS),
+        "asked_again": (run, NOISE_RECORDS),
+    }
     files: dict[str, bytes] = {}
     for part, (owner, folder) in folders.items():
         with suppress(TrackingError):
@@ -78,7 +82,7 @@ def export_receipt(
         "variant": source.name,
         "baseline": source.baseline,
         "evaluation_id": source.evaluation_id,
-        "environment": opened.fetch_json(baseline, FINGERPRINT),
+        "environment": opened.fetch_json(baseline, FINGERPRINT_FILE),
         "account": account.to_dict(),
         "policy": policy_yaml(meant, comments=False),
         "gates": _gates(meant, source.results, account),
@@ -86,7 +90,7 @@ def export_receipt(
         "figures": results_json(source.results),
     }
     subject = [{"name": name, "digest": {"sha256": _sha256(files[name])}} for name in sorted(files)]
-    payload = _json({**KINDS, "subject": subject, "predicate": predicate})
+    payload = _json({**_KINDS, "subject": subject, "predicate": predicate})
     public = None if private is None else private.public_key()
     signatures = [] if private is None else [(_key_id(public), private.sign(_signed(payload)))]
     envelope = {ENVELOPE: _envelope(payload, signatures)}
@@ -119,8 +123,8 @@ def _checked(data: bytes, path: Path, public: Ed25519PublicKey | None, *, recomp
         payload = base64.b64decode(envelope["payload"], validate=True)
         statement = parse_json(payload, source=path)
         signatures = [(one["keyid"], base64.b64decode(one["sig"], validate=True)) for one in envelope["signatures"]]
-        if written != _envelope(payload, signatures) or not KINDS.items() <= statement.items():
-            raise ValueError(f"not as {KINDS['predicateType']} is written")  # several texts decode to one signature
+        if written != _envelope(payload, signatures) or not _KINDS.items() <= statement.items():
+            raise ValueError(f"not as {_KINDS['predicateType']} is written")  # several texts decode to one signature
         named = {one["name"]: one["digest"]["sha256"] for one in statement["subject"]}
         signed_by = _check_signature(public, payload, signatures)
         if not all(map(_FILE.fullmatch, named)) or (
@@ -176,7 +180,7 @@ def _check_claims(stated: Mapping[str, Any]) -> None:
     account = Account.from_dict(stated["account"])
     if _gates(policy, results_from_json(stated["figures"]), account) != stated["gates"]:
         raise DataError("The gates do not follow from the figures", got=str(stated["gates"]))
-    asked = {name: value for name, value in stated["environment"].items() if name not in NOT_IN_THE_ID}
+    asked = {name: value for name, value in stated["environment"].items() if name not in _NOT_IN_THE_ID}
     drawn = account.drawn_from is not None  # an evaluation of drawn items has another id
     if not drawn and digest(asked)[:16] != stated["evaluation_id"]:
         raise DataError("The evaluation id is not that of the environment", got=stated["evaluation_id"])
@@ -237,13 +241,13 @@ def _key_id(key: Any) -> str:
 
 def _signed(payload: bytes) -> bytes:
     """Return what DSSE signs: its pre-authentication encoding of type and payload."""
-    return b"DSSEv1 %d %s %d %s" % (len(PAYLOAD_TYPE), PAYLOAD_TYPE.encode(), len(payload), payload)
+    return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD_TYPE), _PAYLOAD_TYPE.encode(), len(payload), payload)
 
 
 def _envelope(payload: bytes, signatures: Sequence[tuple[str, bytes]]) -> bytes:
     text, *signed = (base64.b64encode(data).decode() for data in (payload, *(sig for _, sig in signatures)))
     named = [{"keyid": key_id, "sig": sig} for (key_id, _), sig in zip(signatures, signed, strict=True)]
-    return _json({"payloadType": PAYLOAD_TYPE, "payload": text, "signatures": named})
+    return _json({"payloadType": _PAYLOAD_TYPE, "payload": text, "signatures": named})
 
 
 def _json(value: Any) -> bytes:
@@ -308,7 +312,7 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any], under: str = "") ->
     """Yield what differs between two environments, by its name."""
     for name in sorted(a.keys() | b.keys()):
         one, other = a.get(name), b.get(name)
-        if one == other or (not under and name in NOT_IN_THE_ID):
+        if one == other or (not under and name in _NOT_IN_THE_ID):
             continue
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differences(one, other, f"{under}{name} ")

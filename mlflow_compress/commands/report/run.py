@@ -51,7 +51,7 @@ from mlflow_compress.reporting.page.page_content import PageContent, PageVariant
 from mlflow_compress.reporting.scoreboard_text import scoreboard_csv
 from mlflow_compress.reporting.thoughts import MOST_SHOWN, PartedThought, parted_thoughts
 from mlflow_compress.tracking import run_names
-from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDINGS, HIDDEN, RECORDS
+from mlflow_compress.tracking.run_names import BASELINE_GRADES, EMBEDDING_FILES, HIDDEN, RECORDS
 from mlflow_compress.tracking.store import RESOLVED
 from mlflow_compress.tracking.tracker import Snapshot, Tracker
 from mlflow_compress.tracking.views import shared_run_address
@@ -112,7 +112,7 @@ def answer_similarity(
     for name in settings:
         if name in left_out:
             continue
-        folder = tracker.fetch(children[name]["judge"].info.run_id, EMBEDDINGS)
+        folder = tracker.fetch(children[name]["judge"].info.run_id, EMBEDDING_FILES)
         if not models:
             # Two samples of the baseline: their similarity is that of a model to itself.
             _, models["baseline"] = Embeddings.read(folder / "baseline").by_instruction()

@@ -52,7 +52,7 @@ C = TypeVar("C", bound=Parameters)
 Budgets = Annotated[OptionalNames, AfterValidator(_positive_numbers)]
 
 
-SEARCH_ARGS = Together("search_args", "how candidates are measured: name=value,name=value")
+_SEARCH_ARGS = Together("search_args", "how candidates are measured: name=value,name=value")
 
 
 class SearchSpaceConfig(Group):
@@ -70,7 +70,7 @@ class SearchSpaceConfig(Group):
     cache_tokens: AutoOrCount = option(
         "auto",
         "tokens in the cache whose bytes count with the weights'; 'auto': the model's context",
-        within=SEARCH_ARGS,
+        within=_SEARCH_ARGS,
     )
     bits_per_weight: Budgets = option(
         None, "most stored bits per weight of the linear layers; several, comma-separated, give a front"
@@ -90,14 +90,14 @@ class SearchSpaceConfig(Group):
         "text that the costs are measured on: as 'calibration'; none: the calibration text, behind the part that "
         "calibrates",
         path="file",
-        within=SEARCH_ARGS,
+        within=_SEARCH_ARGS,
     )
-    search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2, within=SEARCH_ARGS)
+    search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2, within=_SEARCH_ARGS)
     search_rounds: int = option(
         2,
         "with max_kl or repair: how many more checkpoints are tried, until one keeps to the limit",
         ge=0,
-        within=SEARCH_ARGS,
+        within=_SEARCH_ARGS,
     )
     group_size: str = like(CompressionConfig, "group_size")
     calibration: str = like(CompressionConfig, "calibration")
@@ -108,7 +108,7 @@ class SearchSpaceConfig(Group):
     output_dir: str = like(CompressionConfig, "output_dir")
 
 
-LIMITS = ("bits_per_weight", "max_bytes", "max_kl")
+_LIMITS = ("bits_per_weight", "max_bytes", "max_kl")
 # What a repair takes: everything else is that of the run. Another engine would be another evaluation.
 _OF_REPAIR = {
     *("repair", "policy", "search_text", "search_windows", "search_rounds", "cache_tokens"),
@@ -136,9 +136,9 @@ class SearchConfig(Parameters):
     @property
     def limited(self) -> str:
         """What is limited. Nothing, or two things, are a `ConfigError`."""
-        kinds = [name for name in LIMITS if getattr(self.space, name) is not None]
+        kinds = [name for name in _LIMITS if getattr(self.space, name) is not None]
         if len(kinds) != 1:
-            raise ConfigError("A search needs one kind of limit", allowed=LIMITS, got=", ".join(kinds) or "none")
+            raise ConfigError("A search needs one kind of limit", allowed=_LIMITS, got=", ".join(kinds) or "none")
         if self.space.cache_formats is not None and kinds[0] == "bits_per_weight":
             raise ConfigError(
                 "bits_per_weight counts no cache", allowed="max_bytes or max_kl with cache_formats", got=kinds[0]

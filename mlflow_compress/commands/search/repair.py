@@ -20,7 +20,7 @@ from mlflow_compress.commands.search.choice import cache_bytes, combination_of, 
 from mlflow_compress.commands.search.measured_costs import SwapCosts, cache_groups, format_groups, read_search_text
 from mlflow_compress.commands.search.parameters import SearchConfig
 from mlflow_compress.commands.search.result import Repair, RepairTrial
-from mlflow_compress.commands.search.run import Made, layers_of, make_all, stored_sizes
+from mlflow_compress.commands.search.run import FinishedMain, layers_of, make_all, stored_sizes
 from mlflow_compress.commands.shared.get_or_create import digest, resumable_workdir, unfinished_until_ended
 from mlflow_compress.commands.shared.named_models import (
     SERVED_METHOD,
@@ -65,9 +65,9 @@ from mlflow_compress.tracking.evaluations import evaluations
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker, tracking_uri
 
-MORE_BITS = 8
+_MORE_BITS = 8
 # Columns of the costs: the format of the refused variant, more bits, the baseline
-AS_IT_WAS, RAISED, AS_BASELINE = "as it was", f"at {MORE_BITS} bits", "as in the baseline"
+_AS_IT_WAS, _RAISED, _AS_BASELINE = "as it was", f"at {_MORE_BITS} bits", "as in the baseline"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +98,15 @@ class Refused:
             return None
         settings = [self.recipe.formats[name] for name, _ in used.most_common()]
         first, method = settings[0], METHODS.get(settings[0]["method"])
-        if min(one.get("bits", MORE_BITS) for one in settings) >= MORE_BITS:
+        if min(one.get("bits", _MORE_BITS) for one in settings) >= _MORE_BITS:
             return None
-        if MORE_BITS in method.supported_bits and "bits" in first:
-            return {**first, "bits": MORE_BITS}
+        if _MORE_BITS in method.supported_bits and "bits" in first:
+            return {**first, "bits": _MORE_BITS}
         if isinstance(method, ForLayers) and not method.rescales:
-            return {"method": "rtn", **method_config("rtn", bits=MORE_BITS, group_size="channel").settings()}
+            return {"method": "rtn", **method_config("rtn", bits=_MORE_BITS, group_size="channel").settings()}
         if isinstance(method, ForTensors):
             native = bool(first.get("native", False))
-            return {"method": Gguf.name, **method_config(Gguf.name, bits=MORE_BITS, native=native).settings()}
+            return {"method": Gguf.name, **method_config(Gguf.name, bits=_MORE_BITS, native=native).settings()}
         return None
 
     @property
@@ -114,19 +114,19 @@ class Refused:
         """What the cache of each layer that is rounded can be, by column: settings of `kv-cache`, or the baseline's."""
         caches: dict[int, dict[str, dict[str, Any] | None]] = {}
         for layer, settings in sorted((int(layer), one) for layer, one in self.recipe.cache.items()):
-            caches[layer] = {AS_IT_WAS: settings}
+            caches[layer] = {_AS_IT_WAS: settings}
             if self.bounds_cache:
                 continue
             bits = method_config(KvCache.name, **settings).settings()
-            few = [name for name in ("key_bits", "value_bits") if bits[name] in range(MORE_BITS)]
-            caches[layer] |= {RAISED: {**settings, **dict.fromkeys(few, MORE_BITS)}} if few else {}
-            caches[layer][AS_BASELINE] = None
+            few = [name for name in ("key_bits", "value_bits") if bits[name] in range(_MORE_BITS)]
+            caches[layer] |= {_RAISED: {**settings, **dict.fromkeys(few, _MORE_BITS)}} if few else {}
+            caches[layer][_AS_BASELINE] = None
         return caches
 
     @property
     def columns(self) -> list[str]:
         """The columns of the costs: what some group of layers, or some cache, can be."""
-        of_weights = [AS_IT_WAS, *([] if self.raised is None else [RAISED]), AS_BASELINE]
+        of_weights = [_AS_IT_WAS, *([] if self.raised is None else [_RAISED]), _AS_BASELINE]
         return list(dict.fromkeys((*of_weights, *(name for one in self.caches.values() for name in one))))
 
     @property
@@ -265,11 +265,11 @@ def require_repairable(refused: Refused) -> None:
 def raised_recipe(refused: Refused, layers: Sequence[Sequence[str]], choice: Sequence[int]) -> MixedRecipe:
     """Return the variant's recipe with what a choice raises: groups of layers, and behind them rounded caches."""
     raised, columns = refused.raised, [refused.columns[column] for column in choice]
-    more = f"{raised['method']}:{MORE_BITS}" if raised else KEPT
+    more = f"{raised['method']}:{_MORE_BITS}" if raised else KEPT
     chosen = dict(refused.recipe.layers)
     for group, column in zip(layers, columns, strict=False):
-        if column != AS_IT_WAS:
-            chosen |= dict.fromkeys(group, more if column == RAISED else KEPT)
+        if column != _AS_IT_WAS:
+            chosen |= dict.fromkeys(group, more if column == _RAISED else KEPT)
     rounded = zip(refused.caches.items(), columns[len(layers) :], strict=True)
     caches = {str(layer): options[column] for (layer, options), column in rounded}
     described = {**refused.recipe.formats, **({more: raised} if raised else {})}
@@ -287,7 +287,7 @@ class _Trial:
 
     choice: tuple[int, ...]  # The column of each group and cache; all 0 for the refused variant
     n_bytes: int  # Of its layers, and of its cache where that was rounded
-    made: Made
+    made: FinishedMain
     kl: Float  # On the search's text, shape (n_windows,)
     outcome: CandidateOutcome  # What the policy says
     predicted: float | None = None
@@ -410,13 +410,13 @@ class _Repair:
 
     def result(self, found: Repair, outcome: CandidateOutcome) -> Repair:
         refused, raised = self.refused, self.refused.raised
-        folders: dict[str, str | None] = {AS_IT_WAS: refused.folder}
-        ceiling: Made | None = None
+        folders: dict[str, str | None] = {_AS_IT_WAS: refused.folder}
+        ceiling: FinishedMain | None = None
         if raised is not None:
-            self.say(f"[repair] all layers at {MORE_BITS} bits: the most that a mixture can become")
+            self.say(f"[repair] all layers at {_MORE_BITS} bits: the most that a mixture can become")
             ceiling = self._make(refused.variant(raised))
-            folders |= {RAISED: ceiling.folder}
-        folders |= {AS_BASELINE: None}
+            folders |= {_RAISED: ceiling.folder}
+        folders |= {_AS_BASELINE: None}
         methods = {one["method"] for one in [*refused.recipe.formats.values(), *([raised] if raised else [])]}
         rescaled = any(getattr(METHODS.get(name), "rescales", False) for name in methods)
         groups: tuple[WeightGroup, ...] = ()  # none where all weights are the baseline's already
@@ -428,11 +428,11 @@ class _Repair:
         sizes = with_caches(sizes, dict(zip((one.name for one in costs.caches), self.caches, strict=True)))
         self.say(f"[repair] measures the costs of {len(sizes.groups)} groups")
         table = costs.table(sizes, folders, refused.quantized)
-        last = 0 if refused.bounds_cache else sizes.formats.index(AS_BASELINE)
+        last = 0 if refused.bounds_cache else sizes.formats.index(_AS_BASELINE)
         largest = table.allocated((1,) * len(groups) + (last,) * len(self.caches))
         if ceiling is None:  # the closest mixture: all but one group are the baseline's
             largest = closest_within(table.costs, sizes.layers, max_bytes=sizes.base - 1)
-        first = Made(run_id=refused.run.info.run_id, folder=refused.folder, name=refused.label)
+        first = FinishedMain(run_id=refused.run.info.run_id, folder=refused.folder, name=refused.label)
         self.trials.append(self._trial(table.allocated((0,) * len(sizes.groups)), first, costs, outcome))
         if ceiling is not None and not (self.caches and refused.bounds_cache):  # its cache is the baseline's
             self.trials.append(self._trial(largest, ceiling, costs))
@@ -470,7 +470,7 @@ class _Repair:
         scale = float(last.kl.mean()) / alone if alone else 1.0
         return replace(self._trial(allocation, made, costs), predicted=scale * table.predicted(allocation.choice))
 
-    def _make(self, variant: Combination) -> Made:
+    def _make(self, variant: Combination) -> FinishedMain:
         sweep = self.refused.main.of_stage(SweepConfig, experiment=self.config.experiment, bits=AUTO, group_size=AUTO)
         prepared = prepare_sweep(sweep, [variant], self.tracker)
         wanted = self.refused.run.data.tags[run_names.EVALUATION]
@@ -485,7 +485,7 @@ class _Repair:
         return made
 
     def _trial(
-        self, allocation: Allocation, made: Made, costs: SwapCosts, outcome: CandidateOutcome | None = None
+        self, allocation: Allocation, made: FinishedMain, costs: SwapCosts, outcome: CandidateOutcome | None = None
     ) -> _Trial:
         if outcome is None:
             [outcome] = _outcomes(self.tracker, self.refused, self.gates, [made.run_id])

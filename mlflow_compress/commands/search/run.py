@@ -116,7 +116,7 @@ def _windows(distances: TokenDistances) -> UnitKl:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class FinishedMain:
     """A finished main run and its checkpoint."""
 
     run_id: str
@@ -130,8 +130,8 @@ def publish_search(
     config: SearchConfig,
     *,
     table: CostTable,
-    uniform: Mapping[str, Made],
-    chosen: Mapping[Limit, tuple[Choice, Made]],
+    uniform: Mapping[str, FinishedMain],
+    chosen: Mapping[Limit, tuple[Choice, FinishedMain]],
     costs: SwapCosts,
 ) -> Search:
     """Log everything that people read of a search on its run, and return it."""
@@ -170,7 +170,7 @@ def publish_search(
     return result
 
 
-def _row(made: Made, units: UnitKl, kl: Float) -> SearchedVariant:
+def _row(made: FinishedMain, units: UnitKl, kl: Float) -> SearchedVariant:
     manifest = read_manifest(made.folder, verify=False)
     interval, searched = studentized_interval(units.kl), studentized_interval(kl)
     return SearchedVariant(
@@ -189,7 +189,7 @@ def _row(made: Made, units: UnitKl, kl: Float) -> SearchedVariant:
 
 
 def _searched(
-    limit: Limit, choice: Choice, made: Made, units: UnitKl, ends: Mapping[str, tuple[int, Float]]
+    limit: Limit, choice: Choice, made: FinishedMain, units: UnitKl, ends: Mapping[str, tuple[int, Float]]
 ) -> SearchedVariant:
     row = replace(
         _row(made, units, choice.kl),
@@ -310,16 +310,16 @@ def run_search(config: SearchConfig, say: Say = silent) -> Search:
             return _Search(tracker, run, source, formats, may_keep, costs, uniform, say).result(limits)
 
 
-def make_all(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> dict[str, Made]:
+def make_all(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) -> dict[str, FinishedMain]:
     """Make variants, each with a main run below the search's; return them by name. A failure is a `StageError`."""
     made = {}
     for name, run_id in make_variants(tracker, run, prepared, lambda progress: say(progress.line)).items():
         main = tracker.client.get_run(run_id)
         if main.info.status != "FINISHED":
-            reason = main.data.tags.get(run_names.ERROR, f"its run is {main.info.status}")
+            reason = main.data.tags.get(run_names.RUN_ERROR, f"its run is {main.info.status}")
             raise StageError(f"{name}: {reason}", stage="search", fix="The same command again goes on from here")
         tags = tracker.children(run_id)["quantize"].data.tags
-        made[name] = Made(run_id=run_id, folder=tags[run_names.CHECKPOINT], name=tags[run_names.VARIANT])
+        made[name] = FinishedMain(run_id=run_id, folder=tags[run_names.CHECKPOINT], name=tags[run_names.VARIANT])
     return made
 
 
@@ -356,7 +356,7 @@ class _Search:
     formats: Sequence[CandidateFormat]
     may_keep: bool  # Whether a layer may stay as it is
     costs: SwapCosts
-    uniform: Mapping[str, Made]  # The uniform variants by their format
+    uniform: Mapping[str, FinishedMain]  # The uniform variants by their format
     say: Say
 
     @cached_property

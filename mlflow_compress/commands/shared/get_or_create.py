@@ -51,7 +51,7 @@ def unfinished_until_ended(config: Parameters) -> Iterator[None]:
 
 logger = logging.getLogger(__name__)
 
-FINGERPRINT = "fingerprint.json"  # artifact of a run that is found again: all that decides its results
+FINGERPRINT_FILE = "fingerprint.json"  # artifact of a run that is found again: all that decides its results
 
 
 def workdirs_folder(tracking_uri: str) -> Path:
@@ -120,7 +120,7 @@ def get_or_create_run(
         if runs:  # another process has done it while this one waited
             return runs[0].run_id, False
         with store.run(f"{stage} {label}", stage, tags, own=False) as run, scratch_folder(store.uri) as scratch:
-            run.log_json(dict(fingerprint), FINGERPRINT)
+            run.log_json(dict(fingerprint), FINGERPRINT_FILE)
             work(run, scratch, resume)
             for folder in sorted(scratch.iterdir()):
                 run.log_folder(folder, folder.name)

@@ -25,13 +25,11 @@ from mlflow_compress.config.declarations import AUTO, Group, groups
 from mlflow_compress.engines import vllm_environment
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.items.prompt_style import styles_of
-from mlflow_compress.items.sources.calibration_sets import SETS as CALIBRATION_SETS
+from mlflow_compress.items.sources.calibration_sets import CALIBRATION_SETS
 from mlflow_compress.items.sources.conversations import Redaction
 from mlflow_compress.items.sources.data_dir import check_set_or_file
-from mlflow_compress.items.sources.instructions import SETS as INSTRUCTION_SETS
-from mlflow_compress.items.sources.instructions import is_logged
-from mlflow_compress.judges.encoders import EMBEDDED as EMBEDDED_ENCODER
-from mlflow_compress.judges.encoders import usable_folder
+from mlflow_compress.items.sources.instructions import INSTRUCTION_SETS, is_logged
+from mlflow_compress.judges.encoders import EMBEDDED_ENCODER, usable_folder
 from mlflow_compress.judges.judge_registry import chosen_judges
 from mlflow_compress.judges.prompts import read_pair_prompts
 from mlflow_compress.judges.session import prices_of

@@ -10,7 +10,7 @@ from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.config import ServedConfig, SourceConfig, is_endpoint
 from mlflow_compress.errors import CheckpointError, ConfigError, MlflowCompressError
-from mlflow_compress.judges.encoders import EMBEDDED as EMBEDDED_ENCODER
+from mlflow_compress.judges.encoders import EMBEDDED_ENCODER
 from mlflow_compress.models import checkpoint_config, stored_weights
 from mlflow_compress.models.placement import certainly_on_cpu
 from mlflow_compress.models.source_model import local_model_folder
@@ -71,11 +71,11 @@ class ServedVariant:
     cache_ratio: float | None = None
 
 
-Made = CheckpointManifest | ServedVariant
+VariantManifest = CheckpointManifest | ServedVariant
 """What is known of a variant beforehand."""
 
 
-def described(checkpoint: str | None, source: SourceConfig, served: ServedConfig) -> Made:
+def described(checkpoint: str | None, source: SourceConfig, served: ServedConfig) -> VariantManifest:
     """Return what is known of a stage's variant: its checkpoint's manifest, or the name of a served one.
 
     A checkpoint that was made from other weights than the baseline's is refused, unless that was asked for.

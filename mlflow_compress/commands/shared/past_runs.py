@@ -42,7 +42,7 @@ def timed_in(run: Any | None) -> tuple[str, str]:
     if run is None:
         return "", NO_SPEED_STAGE
     if run.info.status != "FINISHED":
-        return "", f"the speed stage failed: {run.data.tags.get(run_names.ERROR, run.info.status)}"
+        return "", f"the speed stage failed: {run.data.tags.get(run_names.RUN_ERROR, run.info.status)}"
     if run_names.SKIPPED in run.data.tags:
         return "", run.data.tags[run_names.SKIPPED].removeprefix(_SKIPPED)
     return described_runtime(run)["runtime"], ""

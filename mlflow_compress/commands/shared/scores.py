@@ -186,7 +186,7 @@ def _failed(run: Any) -> ScoredVariant:
         run_id=run.info.run_id,
         bits=_bits(run.data.params),
         status="failed",
-        reason=tags.get(run_names.ERROR, f"the run is {run.info.status}"),
+        reason=tags.get(run_names.RUN_ERROR, f"the run is {run.info.status}"),
     )
 
 
@@ -211,7 +211,7 @@ def _finished(
         method=run.data.tags[run_names.METHOD],
         run_id=run.info.run_id,
         bits=_bits(run.data.params),
-        reason=run.data.tags.get(run_names.ERROR, ""),
+        reason=run.data.tags.get(run_names.RUN_ERROR, ""),
         results=headline(results),
         sizes={size: made[size] for size in _SIZES if size in made},
         seconds=stage_seconds(tracker, children, processor_seconds),

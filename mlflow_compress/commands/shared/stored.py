@@ -70,16 +70,16 @@ def logged(results: Iterable[MetricResult]) -> list[MetricResult]:
     return [r for r in results if r.category is None and (r.task is None or r.name in by_task)]
 
 
-FILE = "about.json"
+FACTS_FILE = "about.json"
 EvalMetadata = dict[str, object]
 
 
 def write_metadata(folder: Path, content: EvalMetadata) -> None:
     """Write the metadata into a folder of records."""
-    atomic.write(folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
+    atomic.write(folder / FACTS_FILE, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def read_metadata(folder: Path) -> EvalMetadata:
     """Return the metadata in a folder of records; empty where the records come without it."""
-    path = folder / FILE
+    path = folder / FACTS_FILE
     return read_json_object(path) if path.is_file() else {}

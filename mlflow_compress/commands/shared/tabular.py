@@ -153,7 +153,7 @@ def aligned_lines(table: Sequence[Sequence[str]]) -> list[str]:
     return Table(columns=[Column(text, left=True) for text in head], rows=rows).lines(ruled=False)
 
 
-ABOUT = "what it does"  # the column that stands beside the name
+_ABOUT = "what it does"  # the column that stands beside the name
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ class Listing(Tabular):
     def as_text(self) -> str:
         lines = []
         for row in self.to_rows():
-            name, about = row[self.columns[0]], row.get(ABOUT)
-            text = "; ".join(f"{key}: {row[key]}" for key in self.columns[1:] if row[key] and key != ABOUT)
+            name, about = row[self.columns[0]], row.get(_ABOUT)
+            text = "; ".join(f"{key}: {row[key]}" for key in self.columns[1:] if row[key] and key != _ABOUT)
             for part, indent in ((name if about is None else f"{name}: {about}", ""), (text, "  ")):
                 lines += wrap(part, 120, initial_indent=indent, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join(lines)

@@ -47,13 +47,13 @@ from mlflow_compress.tracking.live_processes import scratch_folder
 from mlflow_compress.tracking.run_names import RECORDS
 from mlflow_compress.tracking.tracker import Tracker
 
-WITHIN = 0.1  # of a ratio: the ends of an interval that is narrow enough
+_WITHIN = 0.1  # of a ratio: the ends of an interval that is narrow enough
 
 
 def _imprecise(results: Sequence[MetricResult]) -> list[MetricResult]:
     """Return the ratios of speed whose interval is wider than that."""
     ratios = [(r, r.low, r.high) for r in results if r.name.startswith(("speed/decode_ratio", "speed/prefill_ratio"))]
-    return [r for r, low, high in ratios if low and high and max(r.value / low, high / r.value) > 1 + WITHIN]
+    return [r for r, low, high in ratios if low and high and max(r.value / low, high / r.value) > 1 + _WITHIN]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class SpeedMeasurement(Measurement):
         if memory := self.pooled.get("speed/memory_peak_ratio"):
             parts.append(f"peak memory {memory.value:.2f}x [{memory.low:.2f}, {memory.high:.2f}]")
         wide = _imprecise(self.results)
-        noisy = f" (noisy: after {wide[0].n} rounds an interval is wider than {WITHIN:.0%})" if wide else ""
+        noisy = f" (noisy: after {wide[0].n} rounds an interval is wider than {_WITHIN:.0%})" if wide else ""
         return f"{self.name} against {self.baseline} in {self._runtime}: {', '.join(parts)}{noisy}"
 
     @property

@@ -35,7 +35,7 @@ from mlflow_compress.scoring.engine import ScoringConfig, scorers_of_forms
 from mlflow_compress.tracking.tracked_run import TrackedRun
 from mlflow_compress.tracking.tracker import Tracker
 
-STAGE = "screen"
+SCREEN_STAGE = "screen"
 _NUMBERS = "screened.json"  # artifact: what gates read of each variant, by its key
 
 
@@ -141,7 +141,9 @@ def _numbers(
         "variants": [variant.key for variant in variants],
         "readings": sorted(reading.name for reading in readings),
     }
-    run_id, fresh = get_or_create_run(tracker, STAGE, baseline_label(config.source, config.served), fingerprint, work)
+    run_id, fresh = get_or_create_run(
+        tracker, SCREEN_STAGE, baseline_label(config.source, config.served), fingerprint, work
+    )
     if fresh:
         gc.collect()  # modules have reference cycles: without this, the model is in memory while variants are made
     numbers: Mapping[str, Mapping[str, Any]] = tracker.fetch_json(run_id, _NUMBERS)

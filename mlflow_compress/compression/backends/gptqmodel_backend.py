@@ -17,17 +17,17 @@ from mlflow_compress.models.architectures import packed_layers
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.replaced import replaced
 
-NAME = "gptqmodel"
-EXTRA, PACKAGES = packed_layers.EXTRA, packed_layers.PACKAGES
-BATCH = 8
-CLIPPED = 64
+BACKEND_NAME = "gptqmodel"
+EXTRA, PACKAGES = packed_layers.GPTQMODEL_EXTRA, packed_layers.GPTQMODEL_PACKAGES
+_BATCH = 8
+CLIPPED_SAMPLES = 64
 """Number of output features for which AWQ searches the clipping together."""
-WITH_AWQ = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
+_WITH_AWQ = ("llama", "mistral", "olmo2", "qwen2", "qwen3")
 """Architectures on which gptqmodel's AWQ is closer to the base than plain rounding (`benchmarks/architectures.py`).
 
 Gemma 2 and OPT are four to six times as far away, and GPT-NeoX gives NaN. Others are not supported, or not tested.
 """
-WITHOUT_GPTQ = ("falcon", "gemma3_text", "phi3")
+_WITHOUT_GPTQ = ("falcon", "gemma3_text", "phi3")
 """Architectures whose GPTQ checkpoint gptqmodel does not save, or saves without some parameters."""
 
 
@@ -58,7 +58,7 @@ class TwoBackendConfig(CalibratedConfig):
                 raise ConfigError(
                     f"The scheme {self.scheme} has a {name} of its own", allowed=str(value), got=getattr(self, name)
                 )
-        if self.backend == NAME:
+        if self.backend == BACKEND_NAME:
             raise UnsupportedError(
                 "gptqmodel writes integers only", got=f"scheme={self.scheme}", fix="Use backend=llmcompressor"
             )
@@ -78,7 +78,7 @@ class TwoBackendMethod(ForLayers[B]):
         if config.scheme != "int":
             return f"{self.name}-{config.scheme}"
         name = super().label(config)
-        return f"{name}-{NAME}" if config.backend == NAME else name
+        return f"{name}-{BACKEND_NAME}" if config.backend == BACKEND_NAME else name
 
     def stored_bits(self, config: B) -> float | None:
         return super().stored_bits(config) if config.scheme == "int" else SCHEMES[config.scheme].stored_bits
@@ -94,23 +94,23 @@ class TwoBackendMethod(ForLayers[B]):
     def format_of(self, config: B) -> str:
         if config.scheme != "int":
             return f"compressed-tensors ({SCHEMES[config.scheme].format})"
-        return self.other_format if config.backend == NAME else self.format
+        return self.other_format if config.backend == BACKEND_NAME else self.format
 
     def packages(self, config: B) -> tuple[tuple[str, ...], str | None]:
-        return (PACKAGES, EXTRA) if config.backend == NAME else super().packages(config)
+        return (PACKAGES, EXTRA) if config.backend == BACKEND_NAME else super().packages(config)
 
     def takes_experts(self, config: B) -> bool:
-        return config.backend != NAME
+        return config.backend != BACKEND_NAME
 
     def check(self, config: B, source: SourceModel) -> None:
         super().check(config, source)
-        if config.backend == NAME:
+        if config.backend == BACKEND_NAME:
             _check_supported(source, self.name, self.quantize_config(config))
         else:
             self.check_llmcompressor(source)
 
     def compress(self, job: CompressionJob[B]) -> Logits:
-        if job.config.backend == NAME:
+        if job.config.backend == BACKEND_NAME:
             return _quantize_by_gptqmodel(job, self.quantize_config(job.config))
         return super().compress(job)
 
@@ -143,10 +143,10 @@ def _check_supported(source: SourceModel, method: str, settings: dict[str, Any])
     reason, allowed = None, None
     if source.model_type not in SUPPORTED_MODELS:
         reason = "gptqmodel does not know this architecture"
-    elif method == "gptq" and source.model_type in WITHOUT_GPTQ:
+    elif method == "gptq" and source.model_type in _WITHOUT_GPTQ:
         reason = "gptqmodel does not save its GPTQ checkpoint of this architecture completely"
-    elif method == "awq" and source.model_type not in WITH_AWQ:
-        reason, allowed = "gptqmodel's AWQ has not proved right on this architecture", WITH_AWQ
+    elif method == "awq" and source.model_type not in _WITH_AWQ:
+        reason, allowed = "gptqmodel's AWQ has not proved right on this architecture", _WITH_AWQ
     if reason is not None:
         raise UnsupportedError(reason, allowed=allowed, got=source.architecture, fix="Use backend=llmcompressor")
     sizes = kernel.SUPPORTS_GROUP_SIZE
@@ -157,10 +157,10 @@ def _check_supported(source: SourceModel, method: str, settings: dict[str, Any])
             got=settings["group_size"],
         )
     for name, (out_features, _) in source.linear.items():
-        if method == "awq" and out_features % CLIPPED:
+        if method == "awq" and out_features % CLIPPED_SAMPLES:
             raise UnsupportedError(
                 f"gptqmodel's AWQ cannot clip the {out_features} output features of {name}",
-                allowed=f"multiples of {CLIPPED}",
+                allowed=f"multiples of {CLIPPED_SAMPLES}",
                 got=out_features,
             )
 
@@ -187,7 +187,7 @@ def _quantize_by_gptqmodel(job: CompressionJob[MethodConfig], settings: dict[str
             trust_remote_code=job.source.trust_remote_code,
         )
         with _collect_worker_errors() as failures:
-            wrapped.quantize(rows, calibration_sort=None, batch_size=BATCH, backend=kernel)
+            wrapped.quantize(rows, calibration_sort=None, batch_size=_BATCH, backend=kernel)
             if failures:
                 raise RuntimeError(failures[0]) from failures[0]
         damping = settings.get("damp_percent")

@@ -62,7 +62,7 @@ def _token_counter(unused: list[str]) -> Any:
 
 PACKAGES = ("llmcompressor", "compressed_tensors")
 SHARD = "500MB"
-IN_FLOAT32 = "_global_scale"
+_IN_FLOAT32 = "_global_scale"
 """End of the names of what the format itself stores in float32: NVFP4's scale of a tensor."""
 
 
@@ -258,7 +258,7 @@ def round_floats(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
         is_quantized = hasattr(module, "quantization_scheme")
         for name in list(module._parameters):
             tensor = module._parameters[name]
-            if tensor is None or not tensor.is_floating_point() or name.endswith(IN_FLOAT32):
+            if tensor is None or not tensor.is_floating_point() or name.endswith(_IN_FLOAT32):
                 continue
             if is_quantized and name == "weight":
                 continue
@@ -277,7 +277,7 @@ def cast_offloaded(model: "torch.nn.Module", dtype: "torch.dtype") -> None:
             tensors = getattr(module, kind)
             on_disk = getattr(tensors, "offloaded_values", {})
             for name in list(tensors):
-                if name.endswith(IN_FLOAT32):
+                if name.endswith(_IN_FLOAT32):
                     continue
                 before = on_disk.get(name)
                 if before in seen:
@@ -304,7 +304,7 @@ def _save(model: Any, job: CompressionJob[MethodConfig]) -> None:
     else:
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             # 8-bit floats are quantized weights
-            if tensor.is_floating_point() and tensor.itemsize > 1 and not name.endswith(IN_FLOAT32):
+            if tensor.is_floating_point() and tensor.itemsize > 1 and not name.endswith(_IN_FLOAT32):
                 tensor.data = tensor.data.to(job.source.torch_dtype)
     model.config.dtype = job.source.torch_dtype
     size = {} if job.offload is None else {"max_shard_size": SHARD}  # a shard is in memory when it is written

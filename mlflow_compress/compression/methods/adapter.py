@@ -13,7 +13,7 @@ from mlflow_compress.models import stored_weights
 from mlflow_compress.models.source_model import ADAPTER, SourceModel
 from mlflow_compress.paths import started_in
 
-WEIGHTS = "adapter_model.safetensors"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 class _AdapterConfig(MethodConfig):
@@ -31,11 +31,11 @@ class _AdapterConfig(MethodConfig):
         if not self.adapter:
             raise ConfigError("Method 'adapter' needs an adapter", allowed="a folder", fix="Give adapter=FOLDER")
         folder = Path(started_in()) / Path(self.adapter).expanduser()  # stages run in other folders
-        missing = [name for name in (ADAPTER, WEIGHTS) if not (folder / name).is_file()]
+        missing = [name for name in (ADAPTER, ADAPTER_WEIGHTS) if not (folder / name).is_file()]
         if missing:
             raise CheckpointError(
                 "The folder holds no adapter that can be read",
-                allowed=f"{ADAPTER} and {WEIGHTS}, as peft's save_pretrained writes them (no pickles)",
+                allowed=f"{ADAPTER} and {ADAPTER_WEIGHTS}, as peft's save_pretrained writes them (no pickles)",
                 got=f"{folder} without {' and '.join(missing)}",
             )
         return folder.resolve()
@@ -64,7 +64,7 @@ class Adapter(Method[_AdapterConfig]):
 
     def fingerprint(self, config: _AdapterConfig) -> str:
         """Return the hashes of the adapter's files: the folder's content may change."""
-        return "".join(sha256_file(config.folder / name) for name in (ADAPTER, WEIGHTS))
+        return "".join(sha256_file(config.folder / name) for name in (ADAPTER, ADAPTER_WEIGHTS))
 
     def check(self, config: _AdapterConfig, source: SourceModel) -> None:
         base = str(read_json_object(config.folder / ADAPTER, error=CheckpointError).get("base_model_name_or_path"))

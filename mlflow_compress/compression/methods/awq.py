@@ -29,7 +29,7 @@ class _AwqConfig(gptqmodel_backend.TwoBackendConfig):
 
     @model_validator(mode="after")
     def _require_supported(self) -> Self:
-        if self.backend != gptqmodel_backend.NAME:
+        if self.backend != gptqmodel_backend.BACKEND_NAME:
             return self
         if self.bits == 8:
             raise UnsupportedError(

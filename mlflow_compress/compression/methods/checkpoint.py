@@ -12,7 +12,7 @@ from mlflow_compress.models import source_model as source_module
 from mlflow_compress.models.model_files import open_config
 from mlflow_compress.models.source_model import SourceModel
 
-CODE, GGUF = "*.py", ".gguf"
+_CODE, GGUF_ENDING = "*.py", ".gguf"
 
 
 class _CheckpointConfig(gguf_model.GgufFileConfig):
@@ -31,7 +31,7 @@ class _CheckpointConfig(gguf_model.GgufFileConfig):
                 fix="Give checkpoint=FOLDER",
             )
         file = Path(self.checkpoint).expanduser()
-        if file.suffix == GGUF and not file.is_dir():
+        if file.suffix == GGUF_ENDING and not file.is_dir():
             if not file.is_file():
                 raise CheckpointError("The GGUF file does not exist", got=self.checkpoint)
             return file.resolve()
@@ -58,11 +58,13 @@ class Checkpoint(Method[_CheckpointConfig]):
 
     def label(self, config: _CheckpointConfig) -> str:
         """Return ``checkpoint-NAME``, with the folder's, the hub id's or the file's last part."""
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.checkpoint).name.removesuffix(GGUF)) or "none"
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.checkpoint).name.removesuffix(GGUF_ENDING)) or "none"
         return f"{self.name}-{name}{config.native_label}"
 
     def packages(self, config: _CheckpointConfig) -> tuple[tuple[str, ...], str | None]:
-        return ((gguf_model.PACKAGE,), gguf_model.EXTRA) if config.native else super().packages(config)
+        return (
+            ((gguf_model.LLAMA_CPP_PACKAGE,), gguf_model.LLAMA_CPP_EXTRA) if config.native else super().packages(config)
+        )
 
     def fingerprint(self, config: _CheckpointConfig) -> str:
         """Return the hash of the checkpoint's weight files: the folder's content may change."""
@@ -70,7 +72,7 @@ class Checkpoint(Method[_CheckpointConfig]):
 
     def check(self, config: _CheckpointConfig, source: SourceModel) -> None:
         folder = config.path
-        if folder.suffix == GGUF:
+        if folder.suffix == GGUF_ENDING:
             gguf_model.require_version(source, folder)
             return
         if config.native:
@@ -97,12 +99,12 @@ class Checkpoint(Method[_CheckpointConfig]):
     def compress(self, job: CompressionJob[_CheckpointConfig]) -> Logits:
         """Copy the files, and return the logits of the original."""
         folder = job.config.path
-        if folder.suffix == GGUF:
+        if folder.suffix == GGUF_ENDING:
             return gguf_model.adopt(job, folder)
-        patterns = [*source_module.FILES, checkpoint_config.GGUF]
+        patterns = [*source_module.DOWNLOADED, checkpoint_config.GGUF]
         left = {"compression.json", *checkpoint_config.unused_weights(folder)}
         for path in sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file()):
-            if path.name not in left and (job.source.trust_remote_code or not path.match(CODE)):
+            if path.name not in left and (job.source.trust_remote_code or not path.match(_CODE)):
                 shutil.copyfile(path, job.folder / path.name)
         if not (job.folder / "tokenizer_config.json").exists():
             job.source.tokenizer().save_pretrained(job.folder)

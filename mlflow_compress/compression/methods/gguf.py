@@ -40,7 +40,7 @@ class Gguf(ForTensors[_GgufConfig]):
     def packages(self, config: _GgufConfig) -> tuple[tuple[str, ...], str | None]:
         if not config.native:
             return super().packages(config)
-        return (*self.requires, gguf_model.PACKAGE), gguf_model.EXTRA
+        return (*self.requires, gguf_model.LLAMA_CPP_PACKAGE), gguf_model.LLAMA_CPP_EXTRA
 
     def tensor_type(self, config: _GgufConfig) -> str:
         return f"Q{config.bits}_0"
@@ -51,7 +51,7 @@ class Gguf(ForTensors[_GgufConfig]):
     def compress(self, job: CompressionJob[_GgufConfig]) -> Logits:
         import gguf
 
-        model, path = gguf_model.load_llama_like(job.source, job.device), job.folder / gguf_file.FILE
+        model, path = gguf_model.load_llama_like(job.source, job.device), job.folder / gguf_file.GGUF_FILE
         blocks = {*job.source.linear, *(("model.embed_tokens", "lm_head") if job.config.embeddings else ())}
         quantized, plain = (
             gguf.GGMLQuantizationType[self.tensor_type(job.config)],
@@ -60,7 +60,7 @@ class Gguf(ForTensors[_GgufConfig]):
 
         def kind_of(name: str, parameter: Any) -> Any:
             module, _, part = name.rpartition(".")
-            in_blocks = (part == "weight" and module in blocks) or name.endswith(gguf_model.EXPERTS)
+            in_blocks = (part == "weight" and module in blocks) or name.endswith(gguf_model.EXPERT_TENSORS)
             return quantized if in_blocks else plain(parameter)
 
         tensors = gguf_model.tensors_of(model, kind_of)

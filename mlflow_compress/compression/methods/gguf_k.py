@@ -21,8 +21,8 @@ from mlflow_compress.models import gguf_file
 if TYPE_CHECKING:
     import torch
 
-MIXES = {6: ("M",), 5: ("M", "S"), 4: ("M", "S"), 3: ("L", "M", "S"), 2: ("M",)}
-PURE = "pure"
+_MIXES = {6: ("M",), 5: ("M", "S"), 4: ("M", "S"), 3: ("L", "M", "S"), 2: ("M",)}
+_PURE = "pure"
 
 
 class _KQuantConfig(gguf_model.QuantizingGgufConfig):
@@ -35,7 +35,7 @@ class _KQuantConfig(gguf_model.QuantizingGgufConfig):
 
     @model_validator(mode="after")
     def _require_mix(self) -> Self:
-        mixes = (*MIXES.get(self.bits, (self.mix,)), PURE)
+        mixes = (*_MIXES.get(self.bits, (self.mix,)), _PURE)
         if self.mix not in mixes:
             raise ConfigError(f"There is no {self.bits}-bit K-quant of this mix", allowed=mixes, got=self.mix)
         return self
@@ -43,8 +43,8 @@ class _KQuantConfig(gguf_model.QuantizingGgufConfig):
     @property
     def type_name(self) -> str:
         """llama.cpp's name of the type, for example ``Q4_K_M``; of pure files that of mix M."""
-        mix = "M" if self.mix == PURE else self.mix
-        return f"Q{self.bits}_K" if len(MIXES[self.bits]) == 1 else f"Q{self.bits}_K_{mix}"
+        mix = "M" if self.mix == _PURE else self.mix
+        return f"Q{self.bits}_K" if len(_MIXES[self.bits]) == 1 else f"Q{self.bits}_K_{mix}"
 
 
 K = TypeVar("K", bound=_KQuantConfig)
@@ -55,20 +55,20 @@ class _KQuantMethod(ForTensors[K]):
 
     block = 256
     experts = True
-    supported_bits = tuple(MIXES)
-    requires = (gguf_model.PACKAGE,)
-    extra = gguf_model.EXTRA
-    for_single_layers: ClassVar[Mapping[str, Setting]] = {"mix": PURE}
+    supported_bits = tuple(_MIXES)
+    requires = (gguf_model.LLAMA_CPP_PACKAGE,)
+    extra = gguf_model.LLAMA_CPP_EXTRA
+    for_single_layers: ClassVar[Mapping[str, Setting]] = {"mix": _PURE}
 
     def label(self, config: K) -> str:
         """Return ``gguf-q4_k_m``; ``-all``: embeddings and head too; ``-native``: computed by llama.cpp."""
-        kind = f"Q{config.bits}_K-{PURE}" if config.mix == PURE else config.type_name
+        kind = f"Q{config.bits}_K-{_PURE}" if config.mix == _PURE else config.type_name
         kind = f"{self.name.removesuffix('-k')}-{kind.lower()}"
         return f"{kind}{'-all' if config.embeddings else ''}{config.native_label}"
 
     def tensor_type(self, config: K) -> str:
-        if config.mix != PURE:
-            raise ConfigError("A format of single layers mixes no types", allowed=f"mix={PURE}", got=config.mix)
+        if config.mix != _PURE:
+            raise ConfigError("A format of single layers mixes no types", allowed=f"mix={_PURE}", got=config.mix)
         return f"Q{config.bits}_K"
 
     def file_type(self, config: K) -> str:
@@ -77,7 +77,7 @@ class _KQuantMethod(ForTensors[K]):
     def compress(self, job: CompressionJob[K]) -> Logits:
         model = gguf_model.load_llama_like(job.source, job.device)
         importance = self.importance(job, model)
-        return quantized_logits(job, model, self.file_type(job.config), importance, pure=job.config.mix == PURE)
+        return quantized_logits(job, model, self.file_type(job.config), importance, pure=job.config.mix == _PURE)
 
 
 @register
@@ -179,7 +179,7 @@ def quantized_logits(
     import gguf
     import llama_cpp
 
-    path, plain = job.folder / gguf_file.FILE, gguf_model.plain_kind(job.source.dtype)
+    path, plain = job.folder / gguf_file.GGUF_FILE, gguf_model.plain_kind(job.source.dtype)
     tensors = gguf_model.tensors_of(model, lambda _, parameter: plain(parameter))
     settings = llama_cpp.llama_model_quantize_default_params()
     settings.ftype, settings.pure = int(gguf.LlamaFileType[file_type]), pure
@@ -198,7 +198,7 @@ def quantized_logits(
             override.pattern, override.type = f"^{re.escape(name)}$".encode(), int(gguf.GGMLQuantizationType[kind])
         settings.tt_overrides = overrides
     with tempfile.TemporaryDirectory(dir=job.folder) as scratch:
-        full = Path(scratch) / gguf_file.FILE
+        full = Path(scratch) / gguf_file.GGUF_FILE
         gguf_model.save(job, model, gguf.LlamaFileType.ALL_F32, tensors, full)
         if llama_cpp.llama_model_quantize(str(full).encode(), str(path).encode(), ctypes.byref(settings)) != 0:
             raise UnsupportedError("llama.cpp could not quantize the model", got=file_type)

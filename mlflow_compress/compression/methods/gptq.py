@@ -24,7 +24,7 @@ class _GptqConfig(gptqmodel_backend.TwoBackendConfig):
 
     @model_validator(mode="after")
     def _require_supported(self) -> Self:
-        if self.backend == gptqmodel_backend.NAME and not self.symmetric:
+        if self.backend == gptqmodel_backend.BACKEND_NAME and not self.symmetric:
             raise UnsupportedError(
                 "gptqmodel's asymmetric GPTQ did not pass our tests",
                 got="symmetric=false",

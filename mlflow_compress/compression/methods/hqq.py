@@ -12,7 +12,7 @@ from mlflow_compress.models.checkpoint_config import HQQ_PACKED
 if TYPE_CHECKING:
     import torch
 
-BETA = 10.0
+_BETA = 10.0
 """Weight of the penalty. It grows by 1 % per step in the publication, but not in the package's default solver."""
 
 
@@ -104,7 +104,7 @@ def half_quadratic(
     for _ in range(iterations):
         levels = torch.round(groups * steps + zero).clamp(0, top)
         error = groups - (levels - zero) / steps
-        shrunk = error.sign() * (error.abs() - (1.0 / BETA) * error.abs().pow(norm - 1)).clamp(min=0)
+        shrunk = error.sign() * (error.abs() - (1.0 / _BETA) * error.abs().pow(norm - 1)).clamp(min=0)
         zero = (levels - (groups - shrunk) * steps).mean(-1, keepdim=True)
         present = float(error.abs().mean())
         if present >= best:

@@ -235,7 +235,7 @@ def _as_gguf(job: CompressionJob[Any], content: MixedRecipe, formats: dict[str, 
         return gguf.GGMLQuantizationType[types[name]] if name in types else plain(parameter)
 
     if all(one.method == Gguf.name for one in formats.values()):
-        path = job.folder / gguf_file.FILE
+        path = job.folder / gguf_file.GGUF_FILE
         tensors = gguf_model.tensors_of(model, kind_of)
         gguf_model.save(job, model, gguf.LlamaFileType[file_type], tensors, path)
         return gguf_model.file_logits(job, model, path)

@@ -13,7 +13,7 @@ from mlflow_compress.models import stored_weights
 from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.replaced import replaced
 
-GROUP, ZEROS = 4, 2
+_GROUP, _ZEROS = 4, 2
 """Sizes of the 2:4 pattern: of every four neighbours in a row, two are zero."""
 
 
@@ -27,7 +27,7 @@ class _PruningConfig(MethodConfig):
 
     @model_validator(mode="after")
     def _require_fixed_sparsity(self) -> Self:
-        if self.pattern == "2:4" and self.sparsity != ZEROS / GROUP:
+        if self.pattern == "2:4" and self.sparsity != _ZEROS / _GROUP:
             raise ConfigError("The pattern 2:4 has a fixed sparsity", allowed="0.5", got=self.sparsity)
         return self
 
@@ -47,7 +47,7 @@ class _PruningMethod(Method[P]):
     def check(self, config: P, source: SourceModel) -> None:
         if config.pattern == "2:4":
             for name, (_, in_features) in source.matrices.items():
-                if in_features % GROUP:
+                if in_features % _GROUP:
                     raise UnsupportedError(
                         f"The pattern 2:4 does not fit the {in_features} input features of {name}",
                         allowed="multiples of 4",
@@ -74,8 +74,8 @@ class Magnitude(_PruningMethod[_PruningConfig]):
                 layer = model.get_submodule(name)
                 weight = layer.weight.data
                 if job.config.pattern == "2:4":
-                    groups = weight.view(-1, GROUP)
-                    groups.scatter_(1, groups.abs().topk(ZEROS, dim=1, largest=False).indices, 0.0)
+                    groups = weight.view(-1, _GROUP)
+                    groups.scatter_(1, groups.abs().topk(_ZEROS, dim=1, largest=False).indices, 0.0)
                 else:  # floor(sparsity * n) weights; of equal ones, the first
                     flat = weight.view(-1)
                     order = flat.abs().sort(stable=True).indices

@@ -14,7 +14,7 @@ from mlflow_compress.models.source_model import SourceModel
 if TYPE_CHECKING:
     import torch
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
 
 class _SliceGptConfig(CalibratedConfig):
@@ -52,10 +52,10 @@ class SliceGpt(Method[_SliceGptConfig]):
         return f"{self.name}-{100 * config.slicing:g}pct"
 
     def check(self, config: _SliceGptConfig, source: SourceModel) -> None:
-        if source.architecture not in ARCHITECTURES:
+        if source.architecture not in _ARCHITECTURES:
             raise UnsupportedError(
                 "SliceGPT is implemented for Llama and for models with the same computation",
-                allowed=ARCHITECTURES,
+                allowed=_ARCHITECTURES,
                 got=source.architecture,
             )
         llama_like.require_whole_context(source)

@@ -15,7 +15,7 @@ _GEMMA = [
     [["re:.*q_proj", "re:.*k_proj", "re:.*v_proj"], "re:.*input_layernorm"],
     [["re:.*gate_proj", "re:.*up_proj"], "re:.*pre_feedforward_layernorm"],
 ]
-MAPPINGS = {"Gemma2ForCausalLM": _GEMMA, "Gemma3ForCausalLM": _GEMMA}
+_MAPPINGS = {"Gemma2ForCausalLM": _GEMMA, "Gemma3ForCausalLM": _GEMMA}
 """Layers and the norm before them, for architectures where llm-compressor uses another norm (after the attention)."""
 
 
@@ -69,7 +69,7 @@ class SmoothQuant(Method[_SmoothQuantConfig]):
             from llmcompressor.modifiers.quantization import QuantizationModifier
 
             smooth = _paper_modifier()(
-                smoothing_strength=job.config.alpha, mappings=MAPPINGS.get(job.source.architecture)
+                smoothing_strength=job.config.alpha, mappings=_MAPPINGS.get(job.source.architecture)
             )
             schemes = {"group_0": backend.activation_scheme("int", ["Linear"])}
             return [smooth, QuantizationModifier(config_groups=schemes, ignore=job.source.ignored)]

@@ -9,7 +9,7 @@ from mlflow_compress.engines.interface import ModelRequest, StartsNothing, engin
 from mlflow_compress.errors import EndpointError
 from mlflow_compress.transport.endpoint import SERVED_VARIABLE, EndpointConfig, check_served_address, shown_url
 
-KEY_VARIABLE = "ENDPOINT_API_KEY"
+ENDPOINT_KEY_VARIABLE = "ENDPOINT_API_KEY"
 _NO_KEY = "none"  # what a server that asks for no key is sent
 
 
@@ -27,14 +27,14 @@ class EndpointEngine(StartsNothing):
         whole = os.environ.get(SERVED_VARIABLE, "").strip()
         endpoint = EndpointConfig(
             base_url=whole if whole and shown_url(whole) == address else address,
-            key=os.environ.get(KEY_VARIABLE, "").strip() or _NO_KEY,
+            key=os.environ.get(ENDPOINT_KEY_VARIABLE, "").strip() or _NO_KEY,
             timeout=served.endpoint_timeout,
             max_retries=served.endpoint_max_retries,
             concurrency=served.endpoint_concurrency,
             what="server of models",
             url_parameter=request.parameter,
             model_parameter=request.name_parameter,
-            key_variable=KEY_VARIABLE,
+            key_variable=ENDPOINT_KEY_VARIABLE,
             error=EndpointError,
         )
         return open_served_model(endpoint, request.name, request.reader, chat=served.endpoint_chat)

@@ -17,7 +17,7 @@ import torch
 from mlflow_compress.engines.endpoint import routes
 from mlflow_compress.errors import AlignmentError, EndpointError, StoreError, UnsupportedError
 from mlflow_compress.records import TOP_LADDER, ItemKey, OptionBounds, OptionScores, Request, TokenAnswers, TokenScores
-from mlflow_compress.scoring.baseline_store import Keys, StateStore
+from mlflow_compress.scoring.baseline_store import StateKeys, StateStore
 from mlflow_compress.scoring.engine import PassReport, option_scores, token_scores
 from mlflow_compress.scoring.generation.decoding import RemoteCausalLM
 from mlflow_compress.scoring.journal import Arrays
@@ -29,8 +29,8 @@ from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
 from mlflow_compress.transport.replies import NoReply, ReplyCache, content_key
 
-FILE = "top_lists.parquet"
-NO_LIST: routes.TopList = np.zeros(0, np.int64), np.zeros(0)
+TOP_LISTS_FILE = "top_lists.parquet"
+_NO_LIST: routes.TopList = np.zeros(0, np.int64), np.zeros(0)
 """Of a position that was asked without a list."""
 _ROWS = 256  # whose logits are in memory at once
 
@@ -42,7 +42,7 @@ class TopLists(Protocol):
     def most(self) -> int:
         """Length of the longest list."""
 
-    def lists(self, keys: Keys, k: int) -> Sequence[routes.TopList | None]:
+    def lists(self, keys: StateKeys, k: int) -> Sequence[routes.TopList | None]:
         """Return the k most probable tokens at each position, fewer where there are fewer; None without a list."""
 
 
@@ -56,7 +56,7 @@ class StoredStates:
     def most(self) -> int:
         return self._store.manifest.vocab_size
 
-    def lists(self, keys: Keys, k: int) -> list[routes.TopList]:
+    def lists(self, keys: StateKeys, k: int) -> list[routes.TopList]:
         rows, tops = self._store.rows_of(keys), list[routes.TopList]()
         for start in range(0, len(rows), _ROWS):
             logits = self._store.logits(rows[start : start + _ROWS], torch.device("cpu"))
@@ -70,7 +70,7 @@ class ShownLists:
 
     def __init__(self, folder: Path) -> None:
         try:
-            table = pq.read_table(folder / FILE)
+            table = pq.read_table(folder / TOP_LISTS_FILE)
             self._row = {key: row for row, key in enumerate(table.column("key").to_pylist())}
             self._ids, self._logprobs = (table.column(name).to_pylist() for name in ("ids", "logprobs"))
         except (OSError, pa.ArrowInvalid, KeyError) as error:
@@ -82,7 +82,7 @@ class ShownLists:
     def most(self) -> int:
         return max(map(len, self._ids), default=0)
 
-    def lists(self, keys: Keys, k: int) -> list[routes.TopList | None]:
+    def lists(self, keys: StateKeys, k: int) -> list[routes.TopList | None]:
         """Return the k most probable tokens at each position, fewer where the server has shown fewer.
 
         None where it was asked without a list.
@@ -111,7 +111,7 @@ def _write_lists(folder: Path, lists: Mapping[bytes, routes.TopList]) -> None:
         "ids": pa.array([ids.tolist() for ids, _ in lists.values()], pa.list_(pa.int64())),
         "logprobs": pa.array([values.tolist() for _, values in lists.values()], pa.list_(pa.float64())),
     }
-    pq.write_table(pa.table(columns), folder / FILE)
+    pq.write_table(pa.table(columns), folder / TOP_LISTS_FILE)
 
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class _ServedReport(PassReport):
     seconds: float
 
 
-ANSWERS = "served_answers.jsonl"
+SERVED_ANSWERS = "served_answers.jsonl"
 _BYTES_PER_ID = 4  # what paces requests by tokens counts bytes
 _MOST_PROMPTS, _MOST_TOKENS = 16, 4096  # of prompts that share a request
 
@@ -190,7 +190,7 @@ class ServedAnswers:
 
         if not questions:
             return []
-        cache = ReplyCache(self.folder / ANSWERS if self.folder is not None else None, ("positions",))
+        cache = ReplyCache(self.folder / SERVED_ANSWERS if self.folder is not None else None, ("positions",))
         keys = [content_key(model=self.identity, repeat=repeat, **question.content) for question in questions]
         by_key = dict(sorted(zip(keys, questions, strict=True), key=lambda pair: sequence_key(pair[1].tokens)))
         requests = self._requests(
@@ -323,7 +323,9 @@ class EndpointScorer:
         shown = self._ask(answers, self._wanted(inputs, predicted, plan.sequence_rows, tops), label="options")
         scores = option_scores(requests, encoded, targets, place, _arrays(targets, shown))
         if capture is not None:
-            _write_lists(capture, {plan.keys[row].tobytes(): shown.top.get(row, NO_LIST) for row in sorted(shown.best)})
+            _write_lists(
+                capture, {plan.keys[row].tobytes(): shown.top.get(row, _NO_LIST) for row in sorted(shown.best)}
+            )
         n_unscored = sum(value is None for value in scores.column("loglik").tolist())
         self._record_report("options", answers, began, requests, encoded, n_unscored)
         if baseline is None:
@@ -463,7 +465,7 @@ class EndpointScorer:
         written = 0 if question.scored and can.echo_alone else 1
         return can.max_length is None or len(question.tokens) + written <= can.max_length
 
-    def _bounds(self, told: _Rows, keys: Keys, baseline: TopLists) -> tuple[dict[int, _TopBound], set[int], int]:
+    def _bounds(self, told: _Rows, keys: StateKeys, baseline: TopLists) -> tuple[dict[int, _TopBound], set[int], int]:
         """Return the bound at every row, the rows whose list the baseline lacks, and the length of the lists."""
         longest = min(self.loaded.can.n_top, baseline.most)
         k = next((rung for rung in TOP_LADDER if rung <= longest), 0)

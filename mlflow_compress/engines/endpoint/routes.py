@@ -13,7 +13,7 @@ from mlflow_compress.scoring.plan.encoding import Encoder
 from mlflow_compress.scoring.plan.packing import Ids
 from mlflow_compress.transport.replies import NOT_A_COMPLETION, NoReply, Usage, WrongReplyError, read_reply, read_usage
 
-COMPLETIONS, LLAMA_CPP = "OpenAI's completions", "llama.cpp's own /completion"
+COMPLETIONS, LLAMA_CPP_ROUTE = "OpenAI's completions", "llama.cpp's own /completion"
 LOGPROBS = "log-probabilities"  # what a reply is expected to have
 
 
@@ -159,44 +159,44 @@ def wanted(
     return Wanted(prefix, tokens, whole, whole_rows)
 
 
-BIAS = 100.0  # what OpenAI's protocol allows at most
-ID_PREFIX = "token_id:"
-NEVER = -9998.0
+_BIAS = 100.0  # what OpenAI's protocol allows at most
+_ID_PREFIX = "token_id:"
+_NEVER = -9998.0
 """Servers write -9999, or the lowest float, where a probability is 0: no log-probability."""
 _MASS_ROUNDING = 0.05  # p log p summed, of an entropy of 10 nats, times the roundoff of bfloat16 (2^-8)
 _AGREEING = 0.1  # nats between two places of one reply; in bfloat16 two values of -20 are 0.08 apart
 _ROUNDING = 0.01  # nats by which rounding, in bfloat16 too, can lift a log-probability above 0
 
 # Faults of replies that say something, but not what was asked: reasons of a `NoReply`, beside those of `replies`.
-NULL, NOT_FINITE, ABOVE_ZERO, SHORT_LIST = "null", "not_finite", "above_zero", "short_list"
-OTHER_MODEL, OTHER_TOKENS, NO_TOKEN = "other_model", "other_tokens", "no_token"
+_NULL, _NOT_FINITE, _ABOVE_ZERO, _SHORT_LIST = "null", "not_finite", "above_zero", "short_list"
+_OTHER_MODEL, OTHER_TOKENS, _NO_TOKEN = "other_model", "other_tokens", "no_token"
 CUT_ANSWER, NOT_WHOLE = "cut_answer", "not_whole"
-ABOVE_ONE, CONTRADICTION = "above_one", "contradiction"
+_ABOVE_ONE, _CONTRADICTION = "above_one", "contradiction"
 
 
 def _log_probability(value: object) -> float | None:
     """Return a log-probability; None where the server says that the probability is 0."""
     if value is None:
-        raise WrongReplyError(NULL, "gave null in place of a log-probability")
+        raise WrongReplyError(_NULL, "gave null in place of a log-probability")
     number = float(value)  # type: ignore[arg-type]  # what is no number is an error that `read_reply` names
     if not math.isfinite(number):
-        raise WrongReplyError(NOT_FINITE, f"gave {number} in place of a log-probability")
+        raise WrongReplyError(_NOT_FINITE, f"gave {number} in place of a log-probability")
     if number > _ROUNDING:
-        raise WrongReplyError(ABOVE_ZERO, f"gave {number} in place of a log-probability, which is at most 0")
-    return number if number > NEVER else None
+        raise WrongReplyError(_ABOVE_ZERO, f"gave {number} in place of a log-probability, which is at most 0")
+    return number if number > _NEVER else None
 
 
 def require_model(reply: Mapping[str, Any], model: str, root: str | None) -> None:
     """Refuse a reply of another model than the one asked for, or `root`: what the server says it has loaded there."""
     named = reply.get("model")
     if named not in (None, "", model, root):
-        raise WrongReplyError(OTHER_MODEL, f"answered as the model {named!r}, where {model!r} was asked for")
+        raise WrongReplyError(_OTHER_MODEL, f"answered as the model {named!r}, where {model!r} was asked for")
 
 
 def _require_distribution(known: Mapping[int, float]) -> None:
     """Refuse a list of tokens that are together more probable than 1."""
     if (mass := sum(map(math.exp, known.values()))) > 1 + _MASS_ROUNDING:
-        raise WrongReplyError(ABOVE_ONE, f"showed top tokens with a probability of {mass:.2f} together")
+        raise WrongReplyError(_ABOVE_ONE, f"showed top tokens with a probability of {mass:.2f} together")
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,8 +247,8 @@ class Vocabulary:
 
     def id_of(self, name: str) -> int | None:
         """Return the id of a token as a server names it; None for a text that is no token, or several."""
-        if name.startswith(ID_PREFIX):
-            number = name.removeprefix(ID_PREFIX)
+        if name.startswith(_ID_PREFIX):
+            number = name.removeprefix(_ID_PREFIX)
             return int(number) if number.isdecimal() else None
         return self.ids.get(name)
 
@@ -278,7 +278,7 @@ class _CompletionsRoute:
         if first.scored and self.can.by_position:
             body |= {"prompt_logprobs": body.pop("logprobs"), "return_token_ids": True}
         if first.forced is not None:
-            body["logit_bias"] = {str(first.forced): BIAS}
+            body["logit_bias"] = {str(first.forced): _BIAS}
         if self.can.ids_out:
             body["return_tokens_as_token_ids"] = True
         return "/completions", body
@@ -301,7 +301,7 @@ class _CompletionsRoute:
         if not question.scored:
             if not told.tokens:
                 if told.finish != "stop":  # an answer that ends at once is told without a token
-                    raise WrongReplyError(NO_TOKEN, "wrote no token where one was asked for")
+                    raise WrongReplyError(_NO_TOKEN, "wrote no token where one was asked for")
                 return [Position(None, _top_list({}, 0))]
             written = self._position(told, 0, n_top)
             said = question.forced is not None and self.vocabulary.id_of(told.tokens[0]) == question.forced
@@ -320,13 +320,13 @@ class _CompletionsRoute:
         shown = {self.vocabulary.id_of(name): _log_probability(value) for name, value in told.tops[place].items()}
         # Tokens with one text between them have one entry: only such a text explains a shorter list.
         if len(shown) < min(n_top, self.vocabulary.size) and None not in shown:
-            raise WrongReplyError(SHORT_LIST, f"showed {len(shown)} top log-probabilities of {n_top} asked for")
+            raise WrongReplyError(_SHORT_LIST, f"showed {len(shown)} top log-probabilities of {n_top} asked for")
         known = {token: value for token, value in shown.items() if token is not None and value is not None}
         _require_distribution(known)
         logprob, there = _log_probability(told.logprobs[place]), told.tops[place].get(told.tokens[place])
         if logprob is not None and there is not None and abs(logprob - float(there)) > _AGREEING:  # type: ignore[arg-type]
             raise WrongReplyError(
-                CONTRADICTION, f"gave a token {logprob} alone and {there} in the list of its position"
+                _CONTRADICTION, f"gave a token {logprob} alone and {there} in the list of its position"
             )
         return Position(logprob, _top_list(known, n_top))
 
@@ -364,14 +364,14 @@ def _tokens_of(choice: Mapping[str, Any], usage: Usage | None) -> EchoedTokens:
     names, values = list(map(str, told["tokens"])), list(told["token_logprobs"])
     tops = [top if isinstance(top, dict) else {} for top in told.get("top_logprobs") or [{}] * len(names)]
     if not len(names) == len(values) == len(tops):
-        raise WrongReplyError(SHORT_LIST, "gave another number of tokens than of log-probabilities")
+        raise WrongReplyError(_SHORT_LIST, "gave another number of tokens than of log-probabilities")
     return EchoedTokens(names, values, tops, choice.get("finish_reason"), usage)
 
 
 def _by_position(ids: Sequence[int], shown: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
     """Return vLLM's log-probabilities of a prompt, by position and token id, in the form of an echo."""
-    names = [f"{ID_PREFIX}{token}" for token in ids]
-    tops = [{f"{ID_PREFIX}{token}": one["logprob"] for token, one in (at or {}).items()} for at in shown]
+    names = [f"{_ID_PREFIX}{token}" for token in ids]
+    tops = [{f"{_ID_PREFIX}{token}": one["logprob"] for token, one in (at or {}).items()} for at in shown]
     values = [top[name] if top else None for name, top in zip(names, tops, strict=True)]
     return {"tokens": names, "token_logprobs": values, "top_logprobs": tops}
 
@@ -400,7 +400,7 @@ class _LlamaCppRoute:
             "cache_prompt": True,
         }
         if question.forced is not None:
-            body["logit_bias"] = [[question.forced, BIAS]]
+            body["logit_bias"] = [[question.forced, _BIAS]]
         return f"{self.root}/completion", body
 
     def read(self, body: str, *questions: TokenQuestion) -> _Positions | NoReply:
@@ -415,7 +415,7 @@ class _LlamaCppRoute:
             top = {int(row["id"]): _log_probability(row["logprob"]) for row in written["top_logprobs"]}
             n_asked = min(self.can.n_top, self.vocab_size)
             if len(top) < n_asked:
-                raise WrongReplyError(SHORT_LIST, f"showed {len(top)} top log-probabilities of {n_asked} asked for")
+                raise WrongReplyError(_SHORT_LIST, f"showed {len(top)} top log-probabilities of {n_asked} asked for")
             known = {token: value for token, value in top.items() if value is not None}
             _require_distribution(known)
             logprob = _log_probability(written["logprob"])
@@ -427,6 +427,6 @@ class _LlamaCppRoute:
 
 def route_of(can: Capabilities, *, model: str, root: str, vocabulary: Vocabulary) -> Route:
     """Return how a server with these capabilities is asked."""
-    if can.route == LLAMA_CPP:
+    if can.route == LLAMA_CPP_ROUTE:
         return _LlamaCppRoute(root, model, can, vocabulary.size)
     return _CompletionsRoute(model, vocabulary, can)

@@ -101,12 +101,12 @@ _NOT_WHOLE = ("abort", "content_filter", "error", "tool_calls", "function_call")
 """How an answer ends that is not what the model would have written."""
 
 
-TEXT = "The quick brown fox jumps over 13 lazy dogs. Why? Because 2 + 2 = 4, and a café in São Paulo is open."
+PROBE_TEXT = "The quick brown fox jumps over 13 lazy dogs. Why? Because 2 + 2 = 4, and a café in São Paulo is open."
 _RECOGNISED = 8  # log-probabilities by which a model is recognised
 
 
 def recognising(tokens: Ids) -> list[routes.TokenQuestion]:
-    """Return the questions about `TEXT` by whose answers a model is recognised."""
+    """Return the questions about `PROBE_TEXT` by whose answers a model is recognised."""
     return [routes.TokenQuestion(tokens[:end]) for end in range(len(tokens) - _RECOGNISED, len(tokens))]
 
 
@@ -220,7 +220,7 @@ class ServedModel:
 
     def require_unchanged(self) -> None:
         """Refuse a server that answers a fixed text otherwise than when it was opened: its model was exchanged."""
-        tokens = Encoder(self.tokenizer, self.max_length).ids([TEXT])[0]
+        tokens = Encoder(self.tokenizer, self.max_length).ids([PROBE_TEXT])[0]
         replies = self.answers(None).ask(recognising(tokens), label="the same model")
         now = [float(answer[0].top[1][0]) for answer in replies if answer is not None and len(answer[0].top[1])]
         check_same_model({**self.facts(), "probe": now}, self.facts())
@@ -244,7 +244,7 @@ class ServedModel:
         self, row: GenerationRow, vocabulary: routes.Vocabulary, stops: Sequence[str], end_tokens: Collection[int]
     ) -> dict[str, object]:
         """Return what a completion is asked with: the prompt, and where to stop."""
-        as_ids = self.can.ids_in or self.can.route == routes.LLAMA_CPP
+        as_ids = self.can.ids_in or self.can.route == routes.LLAMA_CPP_ROUTE
         prompt = row.prompt if as_ids else vocabulary.text(np.asarray(row.prompt, dtype=np.int32))
         if prompt is None:
             raise DataError("A prompt has no text that becomes its tokens again", got=str(row.prompt[:20]))

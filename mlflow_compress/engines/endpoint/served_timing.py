@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from mlflow_compress.engines.endpoint.routes import LLAMA_CPP, require_model
+from mlflow_compress.engines.endpoint.routes import LLAMA_CPP_ROUTE, require_model
 from mlflow_compress.engines.endpoint.served_model import ServedModel
 from mlflow_compress.engines.interface import AnyEngineModel
 from mlflow_compress.errors import EndpointError
@@ -63,7 +63,7 @@ class _ServedStream(AbstractContextManager["_ServedStream"]):
         """Return address and body of a request for exactly `n_new` tokens, which no cache answers."""
         model, ids = self._model, list(map(int, prompt))
         shared: dict[str, Any] = {"prompt": ids, "temperature": 0, "stream": True}
-        if model.can.route == LLAMA_CPP:
+        if model.can.route == LLAMA_CPP_ROUTE:
             route = {"n_predict": n_new, "ignore_eos": True, "cache_prompt": False}
             return f"{model.endpoint.root}/completion", {**shared, **route}
         end = model.tokenizer.eos_token_id
@@ -73,7 +73,7 @@ class _ServedStream(AbstractContextManager["_ServedStream"]):
         return f"{model.endpoint.called_url.rstrip('/')}/completions", {**shared, **own}
 
     def _n_tokens(self, event: Mapping[str, Any]) -> int:
-        if self._model.can.route == LLAMA_CPP:
+        if self._model.can.route == LLAMA_CPP_ROUTE:
             return len(event.get("tokens") or [])
         try:
             require_model(event, self._model.name, self._model.can.root)

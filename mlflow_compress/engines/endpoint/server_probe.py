@@ -88,7 +88,7 @@ def _page(endpoint: EndpointConfig, url: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-TOPS = (100, 50, 20, 10, 5, 1)
+_TOPS = (100, 50, 20, 10, 5, 1)
 """Lengths of a top list that are tried, the longest first; servers show up to 20 (vLLM) or 5 (OpenAI) by default."""
 
 
@@ -102,7 +102,7 @@ class _ServerProbe:
 
     @cached_property
     def tokens(self) -> Ids:
-        return self.vocabulary.encoder.ids([served_model.TEXT])[0]
+        return self.vocabulary.encoder.ids([served_model.PROBE_TEXT])[0]
 
     def run(self) -> routes.Capabilities:
         """Return what the server can.
@@ -122,8 +122,8 @@ class _ServerProbe:
         )
         with Transport(self.endpoint) as transport:
             if "props" in pages.pages:  # llama.cpp
-                can = replace(can, route=routes.LLAMA_CPP, n_top=TOPS[0])
-                self._compare(pages.tokens_of(served_model.TEXT), self.tokens.tolist())
+                can = replace(can, route=routes.LLAMA_CPP_ROUTE, n_top=_TOPS[0])
+                self._compare(pages.tokens_of(served_model.PROBE_TEXT), self.tokens.tolist())
             else:
                 can = self._echo(transport, can)
                 can = self._same_tokens(transport, can)
@@ -160,7 +160,7 @@ class _ServerProbe:
             )
 
         async def once(_: None) -> routes.EchoedTokens | NoReply:
-            return await transport.post(*request, read, model=self.model, n_bytes=len(served_model.TEXT))
+            return await transport.post(*request, read, model=self.model, n_bytes=len(served_model.PROBE_TEXT))
 
         return transport.for_all(once, [None])[0]
 
@@ -175,7 +175,10 @@ class _ServerProbe:
             if request is None:
                 raise EndpointError(f"{self.endpoint.where} cannot be asked for the tokens of the fixed text")
             answer = await transport.post(
-                *request, lambda text: route.read(text, *questions), model=self.model, n_bytes=len(served_model.TEXT)
+                *request,
+                lambda text: route.read(text, *questions),
+                model=self.model,
+                n_bytes=len(served_model.PROBE_TEXT),
             )
             if isinstance(answer, NoReply):
                 raise EndpointError(answer.detail)
@@ -196,7 +199,7 @@ class _ServerProbe:
         """
         refusal = NoReply("", f"{self.endpoint.where} takes no prompt of ours")
         for ids_in in (True, False):
-            for n_top in TOPS:
+            for n_top in _TOPS:
                 tried = replace(can, ids_in=ids_in, n_top=n_top)
                 echoed = self._echoed(transport, tried)
                 if isinstance(echoed, NoReply):
@@ -218,7 +221,7 @@ class _ServerProbe:
                 shown = max(map(len, echoed.tops))
                 if shown < n_top and isinstance(again := self._echoed(transport, tried), routes.EchoedTokens):
                     shown = max(shown, *map(len, again.tops))
-                return replace(tried, n_top=max(n for n in TOPS if n <= max(1, min(n_top, shown))))
+                return replace(tried, n_top=max(n for n in _TOPS if n <= max(1, min(n_top, shown))))
         raise EndpointError(refusal.detail)
 
     def _same_tokens(self, transport: Transport, can: routes.Capabilities) -> routes.Capabilities:
@@ -248,8 +251,8 @@ class _ServerProbe:
             if known != token:
                 text = self.vocabulary.encoder.tokenizer.decode([token])
                 raise AlignmentError(
-                    f"The tokens of {self.model!r} are not ours: token {place} of {served_model.TEXT[:40]!r}... is the "
-                    "first that differs",
+                    f"The tokens of {self.model!r} are not ours: token {place} of {served_model.PROBE_TEXT[:40]!r}... "
+                    "is the first that differs",
                     allowed=f"{token} ({text!r})",
                     got=there,
                     fix="Give its own tokenizer as tokenizer=, and a baseline that has the same",
@@ -267,7 +270,7 @@ class _ServerProbe:
             other = np.append(ours[:-1], token).astype(np.int32)
             if token != ours[-1] and route.request(routes.TokenQuestion(other, scored=1)) is not None:
                 return ours, other
-        raise EndpointError("No two texts differ in their last token alone", got=served_model.TEXT)
+        raise EndpointError("No two texts differ in their last token alone", got=served_model.PROBE_TEXT)
 
     def _aligned(self, transport: Transport, can: routes.Capabilities) -> routes.Capabilities:
         """Return whether each echoed list is that of its own position.

@@ -20,7 +20,7 @@ from mlflow_compress.models.length_regimes import LengthRegime, length_regimes
 from mlflow_compress.models.loading import LightModel, LoadedModel
 from mlflow_compress.models.placement import BALANCED, room_for_states
 from mlflow_compress.scoring.baseline_store import SentHead, as_bytes
-from mlflow_compress.scoring.engine import Baseline, PassWork
+from mlflow_compress.scoring.engine import BaselineOutputs, PassWork
 from mlflow_compress.scoring.generation.decoding import GenerationJob
 from mlflow_compress.scoring.generation.generation_rows import GenerationRow
 from mlflow_compress.scoring.journal import Arrays
@@ -103,11 +103,11 @@ class _ShardedExecution:
     def whole_model_reason(self) -> str | None:
         return self._model.loaded_facts.whole_model_reason
 
-    def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
+    def reason_not_to_pack(self, max_length: int, baseline: BaselineOutputs) -> str | None:
         reason: str | None = self._workers.call("reason_not_to_pack", self._model.ref, max_length)
         return reason
 
-    def length_regimes(self, baseline: Baseline) -> LengthRegime:
+    def length_regimes(self, baseline: BaselineOutputs) -> LengthRegime:
         return length_regimes(self._model.configuration())
 
     def run(self, work: PassWork) -> tuple[Arrays, int]:

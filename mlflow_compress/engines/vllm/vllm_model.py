@@ -24,7 +24,7 @@ from mlflow_compress.models.length_regimes import LengthRegime, one_regime
 from mlflow_compress.models.loading import LightModel, LoadedModel, load_model
 from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.models.model_files import open_generation_settings
-from mlflow_compress.scoring.engine import Baseline, PassWork, run_pass
+from mlflow_compress.scoring.engine import BaselineOutputs, PassWork, run_pass
 from mlflow_compress.scoring.forward.head import Head, empty_model, rebuild_head
 from mlflow_compress.scoring.forward.tree_attention import TreeAttention
 from mlflow_compress.scoring.generation.decoding import GenerationJob, end_tokens_of
@@ -300,11 +300,11 @@ class _VllmExecution:
     def __init__(self, model: VllmModel) -> None:
         self._model = model
 
-    def reason_not_to_pack(self, max_length: int, baseline: Baseline) -> str | None:
+    def reason_not_to_pack(self, max_length: int, baseline: BaselineOutputs) -> str | None:
         """Return None: vLLM shares the prefixes of any sequences, in the order of a packed plan."""
         return None
 
-    def length_regimes(self, baseline: Baseline) -> LengthRegime:
+    def length_regimes(self, baseline: BaselineOutputs) -> LengthRegime:
         """Return a single one: vLLM chooses a model's frequencies once, when it loads it."""
         return one_regime
 

@@ -23,7 +23,7 @@ from mlflow_compress.models.memory_alignment import rounding_identity
 from mlflow_compress.scoring.baseline_store import from_bytes
 from mlflow_compress.transport.json_process import JsonProcess
 
-WORKER = Path(__file__).with_name("vllm_worker.py")
+VLLM_WORKER = Path(__file__).with_name("vllm_worker.py")
 _LONGEST = 600  # characters of vLLM's reason in an error
 _NO_TORCHVISION = "operator torchvision::nms does not exist"
 
@@ -36,7 +36,7 @@ class VllmProcess(JsonProcess):
 
     def __init__(self, python: str, arguments: Mapping[str, Any]) -> None:
         # Ctrl-C in a terminal is for this process, which then ends that one.
-        super().__init__([python, str(WORKER)], env=for_worker(torch.get_num_threads()), start_new_session=True)
+        super().__init__([python, str(VLLM_WORKER)], env=for_worker(torch.get_num_threads()), start_new_session=True)
         self._lock = Lock()
         try:
             self._ask(arguments)
@@ -106,7 +106,7 @@ def _cure(reason: str) -> str | None:
     )
 
 
-OURS = (
+_OURS = (
     "model",
     "dtype",
     "max_model_len",
@@ -127,7 +127,7 @@ class VllmEngine:
     """
 
     def __init__(self, python: str, settings: Mapping[str, str]) -> None:
-        if taken := sorted(settings.keys() & set(OURS)):
+        if taken := sorted(settings.keys() & set(_OURS)):
             raise ConfigError(
                 "Parameter 'vllm_args' sets what engine=vllm sets itself",
                 got=", ".join(taken),

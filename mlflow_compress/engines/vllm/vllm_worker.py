@@ -21,7 +21,7 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-DRAWING = Path(__file__).resolve().parents[2] / "scoring" / "generation" / "drawing.py"
+_DRAWING = Path(__file__).resolve().parents[2] / "scoring" / "generation" / "drawing.py"
 
 
 class StatesExtension:
@@ -84,7 +84,7 @@ class OurDraw(AdapterLogitsProcessor):  # type: ignore[misc]
 def drawing() -> Any:
     """Return the module that draws tokens."""
     if "mlflow_compress_drawing" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("mlflow_compress_drawing", DRAWING)
+        spec = importlib.util.spec_from_file_location("mlflow_compress_drawing", _DRAWING)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

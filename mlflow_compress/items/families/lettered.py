@@ -12,7 +12,7 @@ from mlflow_compress.items import task
 from mlflow_compress.items.prompt_style import DEFAULT, LETTERS, PASSAGES, PromptStyle, kind_of, styles_of
 from mlflow_compress.records import Items, Request
 
-MOST_OPTIONS = 4  # most options of a question that is scored in all orders (24 for four options)
+_MOST_OPTIONS = 4  # most options of a question that is scored in all orders (24 for four options)
 
 
 def _unchanged_order(row: task.Row) -> list[int]:
@@ -28,12 +28,12 @@ def _drawn_order(row: task.Row, settings: task.TaskSettings, number: int) -> lis
 
 def _sampled(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Row]:
     """Return the rows to score in every order: a seeded sample of those with at most four options, in file order."""
-    few = [row for row in rows if len(row["choices"]) <= MOST_OPTIONS]
+    few = [row for row in rows if len(row["choices"]) <= _MOST_OPTIONS]
     if rows and not few:
         first = rows[0]
         raise UnsupportedError(
             f"All orders of {len(first['choices'])} options are too many ({factorial(len(first['choices']))})",
-            allowed=f"at most {MOST_OPTIONS} options ({factorial(MOST_OPTIONS)} orders)",
+            allowed=f"at most {_MOST_OPTIONS} options ({factorial(_MOST_OPTIONS)} orders)",
             got=f"{name}/{first['id']}",
             fix="Give all_orders=0, or tasks of at most four options",
         )
@@ -41,12 +41,12 @@ def _sampled(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -
     return [few[index] for index in sorted(chosen)]
 
 
-UNCERTAIN_OPTIONS = ("I don't know", "None of the above")  # E and F of the uncertainty benchmark
-OWN_OPTIONS = 4  # number of options of a question that is also asked with the options E and F
+_UNCERTAIN_OPTIONS = ("I don't know", "None of the above")  # E and F of the uncertainty benchmark
+_OWN_OPTIONS = 4  # number of options of a question that is also asked with the options E and F
 
 
 def _check(row: task.Row) -> None:
-    choices, most = row["choices"], len(LETTERS) - len(UNCERTAIN_OPTIONS)
+    choices, most = row["choices"], len(LETTERS) - len(_UNCERTAIN_OPTIONS)
     if not 2 <= len(choices) <= most:
         raise DataError("'choices' has a wrong number of options", allowed=f"2 to {most}", got=len(choices))
     if any(not isinstance(choice, str) or not choice.strip() for choice in choices):
@@ -56,8 +56,8 @@ def _check(row: task.Row) -> None:
         raise DataError("'split' is unknown", allowed=("dev", "test"), got=row["split"])
     if kind_of(row) not in PASSAGES:
         raise DataError("'kind' is unknown", allowed=PASSAGES, got=row["kind"])
-    added = row.get("uncertain", UNCERTAIN_OPTIONS)
-    if len(added) != len(UNCERTAIN_OPTIONS) or any(not isinstance(text, str) or not text.strip() for text in added):
+    added = row.get("uncertain", _UNCERTAIN_OPTIONS)
+    if len(added) != len(_UNCERTAIN_OPTIONS) or any(not isinstance(text, str) or not text.strip() for text in added):
         raise DataError("'uncertain' must be the texts of the options E and F", got=added)
     if (PASSAGES[kind_of(row)] is None) == bool((row.get("context") or "").strip()):
         raise DataError(
@@ -76,7 +76,7 @@ class _Variation:
     six: bool = False  # Whether the options E and F follow the row's own options
 
     def options(self, row: task.Row, order: Sequence[int]) -> list[str]:
-        added = row.get("uncertain", UNCERTAIN_OPTIONS) if self.six else ()
+        added = row.get("uncertain", _UNCERTAIN_OPTIONS) if self.six else ()
         return [*(row["choices"][content] for content in order), *added]
 
 
@@ -180,7 +180,7 @@ def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> 
         orders=lambda row: [_drawn_order(row, settings, number) for number in range(settings.num_shuffles + 1)],
     )
     tasks = [_task(plain, tests, examples, settings)]
-    four = [row for row in tests if len(row["choices"]) == OWN_OPTIONS]
+    four = [row for row in tests if len(row["choices"]) == _OWN_OPTIONS]
     for style in styles if four else ():
         six = _Variation(
             name=f"{names[style]}_six",

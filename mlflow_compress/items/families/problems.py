@@ -8,7 +8,7 @@ from mlflow_compress.items import task
 from mlflow_compress.reasoning import COMPARISONS, agree, parted, read_answer, read_gold
 from mlflow_compress.records import Items
 
-MOST_TOKENS = 8192  # of an answer with its thought, unless the user or the task says otherwise
+_MOST_TOKENS = 8192  # of an answer with its thought, unless the user or the task says otherwise
 
 
 def _check(row: task.Row) -> None:
@@ -20,7 +20,7 @@ def _check(row: task.Row) -> None:
 
 def _build(name: str, rows: Sequence[task.Row], settings: task.TaskSettings) -> list[task.Task]:
     """Return one task without requests: its answers are generated, in the baseline's chat template."""
-    most = MOST_TOKENS if settings.thinking_max_new_tokens == "auto" else settings.thinking_max_new_tokens
+    most = _MOST_TOKENS if settings.thinking_max_new_tokens == "auto" else settings.thinking_max_new_tokens
     sample = task.limited(name, rows, settings)
     known = {row["id"]: (row["compare"], read_gold(row["answer"], row["compare"])) for row in sample}
 

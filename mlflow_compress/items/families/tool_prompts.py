@@ -16,8 +16,8 @@ from mlflow_compress.records import Items, Request
 from mlflow_compress.tool_calls import Call, CallForm, read_calls, same_calls
 
 TOOLS = "tools"  # The embedded task
-SAMPLES = 4  # drawn answers per prompt and sampling
-MOST_TOKENS = 256
+_SAMPLES = 4  # drawn answers per prompt and sampling
+_MOST_TOKENS = 256
 
 ITEM_FAMILIES.register("tools")(ItemFamily(graded=True, calls=True))
 ITEM_FAMILIES.register("logged_tools")(ItemFamily(logged=True, calls=True, by_category=True))
@@ -42,7 +42,7 @@ def tools_task(name: str, family: str, prompts: Sequence[ToolPrompt]) -> Task:
         )
         for one in prompts
     ]
-    answering = Answering(until=(), max_new_tokens=MOST_TOKENS, samples=SAMPLES)
+    answering = Answering(until=(), max_new_tokens=_MOST_TOKENS, samples=_SAMPLES)
     return Task(name=name, family=family, items=Items.from_rows(rows), answering=answering, calls=True)
 
 

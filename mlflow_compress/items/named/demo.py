@@ -12,8 +12,8 @@ from mlflow_compress.items.sources.conversations import Redaction, smallest_dige
 from mlflow_compress.items.sources.question_files import load_file
 from mlflow_compress.items.task import Corpus, Parts, TaskSettings
 
-FILES = ("choice.jsonl", "cloze.jsonl", "lastword.jsonl", "exact.jsonl", "corpus.txt")
-PARTS = tuple(f"{EMBEDDED}_{Path(name).stem}" for name in FILES)  # their names in records
+DEMO_FILES = ("choice.jsonl", "cloze.jsonl", "lastword.jsonl", "exact.jsonl", "corpus.txt")
+DEMO_PARTS = tuple(f"{EMBEDDED}_{Path(name).stem}" for name in DEMO_FILES)  # their names in records
 
 
 def _build(settings: TaskSettings, shots: int | None) -> Parts:
@@ -22,7 +22,10 @@ def _build(settings: TaskSettings, shots: int | None) -> Parts:
             "The demo's shots are set for all of its files", got=f"demo@{shots}", fix="Give num_fewshot=N"
         )
     parts = Parts.join(
-        [load_file(demo.DATA_DIR / file, settings, name=part) for file, part in zip(FILES, PARTS, strict=True)]
+        [
+            load_file(demo.DATA_DIR / file, settings, name=part)
+            for file, part in zip(DEMO_FILES, DEMO_PARTS, strict=True)
+        ]
     )
     # Every paragraph of the corpus is a text of its own.
     corpora = [Corpus.of(c.name, c.text.split("\n\n"), between="\n\n") for c in parts.corpora if isinstance(c, Corpus)]
@@ -36,17 +39,17 @@ TASKS.register(EMBEDDED)(
         items="1,320 lettered (each also with the options E and F), 300 cloze, 300 last words, 152 exact, a corpus",
         shots="`-P num_fewshot=` (5)",
         rule="by family",
-        definition=lambda: b"".join((demo.DATA_DIR / name).read_bytes() for name in FILES),
+        definition=lambda: b"".join((demo.DATA_DIR / name).read_bytes() for name in DEMO_FILES),
         build=_build,
     )
 )
 
 
-TOOLS_FILE = demo.DATA_DIR / "tools.jsonl"
+_TOOLS_FILE = demo.DATA_DIR / "tools.jsonl"
 
 
 def _build_tools(settings: TaskSettings, shots: int | None) -> Parts:
-    prompts = smallest_digests(tool_prompts_of(TOOLS_FILE, Redaction()), settings.limit)
+    prompts = smallest_digests(tool_prompts_of(_TOOLS_FILE, Redaction()), settings.limit)
     return Parts(tasks=(tools_task(TOOLS, "tools", prompts),))
 
 
@@ -57,13 +60,13 @@ TASKS.register(TOOLS)(
         items="300 prompts, of which 173 need a call",
         shots="",
         rule="the calls of the greedy answer are the right ones",
-        definition=TOOLS_FILE.read_bytes,
+        definition=_TOOLS_FILE.read_bytes,
         build=_build_tools,
     )
 )
 
 
-THINKING = "thinking"
+_THINKING = "thinking"
 _THINKING_FILE = demo.DATA_DIR / "thinking.jsonl"
 _MOST_TOKENS = 256  # the longest thought of the training text has 150
 
@@ -71,10 +74,10 @@ _MOST_TOKENS = 256  # the longest thought of the training text has 150
 def _build_thinking(settings: TaskSettings, shots: int | None) -> Parts:
     if settings.thinking_max_new_tokens == "auto":
         settings = replace(settings, thinking_max_new_tokens=_MOST_TOKENS)
-    return load_file(_THINKING_FILE, settings, name=THINKING)
+    return load_file(_THINKING_FILE, settings, name=_THINKING)
 
 
-TASKS.register(THINKING)(
+TASKS.register(_THINKING)(
     NamedTask(
         source="embedded",
         licence="Apache-2.0",

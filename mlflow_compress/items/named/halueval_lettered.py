@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_compress.errors import DataError
-from mlflow_compress.items.named.hub_choice import Record, checked_rows, head_of, register_lettered
+from mlflow_compress.items.named.hub_choice import DatasetRow, checked_rows, head_of, register_lettered
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.question_files import read_jsonl
 from mlflow_compress.items.task import TaskSettings, seeded
 
-DATASET = "pminervini/HaluEval"
+HALUEVAL_DATASET = "pminervini/HaluEval"
 EXAMPLES = 10  # the first rows are few-shot examples, because there is only one split
-OPTIONS = 4
+_OPTIONS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class HaluEvalPart:
     """One of the two parts: the names of its fields, and the wording of its question."""
 
     config: str
@@ -35,7 +35,7 @@ class Part:
     question: str
 
 
-DIALOGUE = Part(
+DIALOGUE = HaluEvalPart(
     config="dialogue",
     kind="DRS",
     passage="dialogue_history",
@@ -44,7 +44,7 @@ DIALOGUE = Part(
     category="dialogues",
     question="Which of these is the best response?",
 )
-SUMMARIZATION = Part(
+SUMMARIZATION = HaluEvalPart(
     config="summarization",
     kind="DS",
     passage="document",
@@ -55,20 +55,20 @@ SUMMARIZATION = Part(
 )
 
 
-def halueval_records(part: Part, task: str, data_dir: str) -> Sequence[Record]:
+def halueval_records(part: HaluEvalPart, task: str, data_dir: str) -> Sequence[DatasetRow]:
     """Return the rows of the data set, or of the original repository's file if that is in its folder."""
-    original = Path(data_dir) / DATASET / "data" / f"{part.config}_data.json"
+    original = Path(data_dir) / HALUEVAL_DATASET / "data" / f"{part.config}_data.json"
     if data_dir and original.is_file():
         return read_jsonl(original)
-    return list(load_split(DATASET, part.config, "data", data_dir=data_dir, task=task))
+    return list(load_split(HALUEVAL_DATASET, part.config, "data", data_dir=data_dir, task=task))
 
 
-def question(part: Part, records: Sequence[Record], number: int) -> dict[str, Any]:
+def question(part: HaluEvalPart, records: Sequence[DatasetRow], number: int) -> dict[str, Any]:
     """Return the question of a record, as fields of a question file."""
-    draw = seeded(TaskSettings(), DATASET, part.config, number)
+    draw = seeded(TaskSettings(), HALUEVAL_DATASET, part.config, number)
     right = records[number][part.right]
     choices = [right, records[number][part.wrong]]
-    while len(choices) < OPTIONS:
+    while len(choices) < _OPTIONS:
         text = records[draw.randrange(len(records))][draw.choice((part.right, part.wrong))]
         if text not in choices:
             choices.append(text)
@@ -77,14 +77,16 @@ def question(part: Part, records: Sequence[Record], number: int) -> dict[str, An
     return {**shown, "choices": choices, "answer": choices.index(right)}
 
 
-def _rows(part: Part, task: str, data_dir: str) -> list[dict[str, Any]]:
+def _rows(part: HaluEvalPart, task: str, data_dir: str) -> list[dict[str, Any]]:
     records = halueval_records(part, task, data_dir)
     if len({record[part.right] for record in records}) < EXAMPLES:
-        raise DataError(f"{DATASET}, {part.config}: fewer than {EXAMPLES} different texts", got=f"{len(records)} rows")
+        raise DataError(
+            f"{HALUEVAL_DATASET}, {part.config}: fewer than {EXAMPLES} different texts", got=f"{len(records)} rows"
+        )
 
     def rows(split: str, numbers: range) -> list[dict[str, Any]]:
         head, ask = head_of(split, part.category), partial(question, part, records)
-        return checked_rows(zip(numbers, numbers, strict=True), head, ask, f"{DATASET}, {part.config}, row")
+        return checked_rows(zip(numbers, numbers, strict=True), head, ask, f"{HALUEVAL_DATASET}, {part.config}, row")
 
     return rows("dev", range(EXAMPLES)) + rows("test", range(EXAMPLES, len(records)))
 
@@ -93,8 +95,8 @@ for _name, _part in (("halueval_dialogue_lettered", DIALOGUE), ("halueval_summar
     register_lettered(
         _name,
         partial(_rows, _part),
-        source=f"{DATASET}, {_part.config}",
+        source=f"{HALUEVAL_DATASET}, {_part.config}",
         licence="Apache-2.0 (hub card)",
         items="9,990 (each also with the options E and F)",
-        definition=f"{DATASET} {_part} {EXAMPLES} examples lettered",
+        definition=f"{HALUEVAL_DATASET} {_part} {EXAMPLES} examples lettered",
     )

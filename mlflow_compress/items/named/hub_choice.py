@@ -19,13 +19,13 @@ from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.sources.question_files import read_text
 from mlflow_compress.items.task import FAMILIES, Parts, TaskSettings
 
-RULE = "argmax of the letter's log-likelihood, on every order"
-SHOTS = "`-P num_fewshot=` (5)"
-MOST_EXAMPLES = 32  # rows that are read of the split with the few-shot examples
+_RULE = "argmax of the letter's log-likelihood, on every order"
+_SHOTS = "`-P num_fewshot=` (5)"
+_MOST_EXAMPLES = 32  # rows that are read of the split with the few-shot examples
 
 R = TypeVar("R")
-Record = Mapping[str, Any]  # one row of a data set
-Head = Callable[[int], dict[str, Any]]  # the first fields of a row of a question file, by its number
+DatasetRow = Mapping[str, Any]  # one row of a data set
+_FirstFields = Callable[[int], dict[str, Any]]  # the first fields of a row of a question file, by its number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,13 @@ class _Source:
     test: str
     category: str  # Topic of the questions, for the prompt style `hendrycks`
     # Returns the fields "question", "choices" and "answer", and with a passage also "context" and "kind"
-    question: Callable[[Record], dict[str, Any]]
+    question: Callable[[DatasetRow], dict[str, Any]]
 
     def rows(self, task: str, data_dir: str) -> list[dict[str, Any]]:
         """Return few-shot examples and questions as rows of a question file."""
         load = partial(load_split, self.dataset, self.config, data_dir=data_dir, task=task, revision=self.revision)
         examples, questions = load(self.examples), load(self.test)
-        examples = examples.select(range(min(MOST_EXAMPLES, len(examples))))
+        examples = examples.select(range(min(_MOST_EXAMPLES, len(examples))))
         place = ", ".join(part for part in (self.dataset, self.config) if part)
         dev, test = head_of("dev", self.category), head_of("test", self.category)
         return [
@@ -56,7 +56,7 @@ class _Source:
 
 
 def checked_rows(
-    records: Iterable[tuple[int, R]], head: Head, question: Callable[[R], dict[str, Any]], place: str
+    records: Iterable[tuple[int, R]], head: _FirstFields, question: Callable[[R], dict[str, Any]], place: str
 ) -> list[dict[str, Any]]:
     """Return numbered records as checked rows of a question file. Errors have `place` and the number."""
     family = FAMILIES.get("lettered")
@@ -71,12 +71,12 @@ def checked_rows(
     return rows
 
 
-def head_of(split: str, category: str, prefix: str = "") -> Head:
+def head_of(split: str, category: str, prefix: str = "") -> _FirstFields:
     """Return what gives the first fields of the rows of a split."""
     return lambda number: {"id": f"{prefix}{split}-{number}", "category": category, "split": split}
 
 
-def _labelled(record: Record, text: str = "question") -> dict[str, Any]:
+def _labelled(record: DatasetRow, text: str = "question") -> dict[str, Any]:
     """Return the question of a record in ARC's layout. Options get letters by position, whatever their labels are."""
     labels = list(record["choices"]["label"])
     if record["answerKey"] not in labels:
@@ -107,8 +107,8 @@ def register_lettered(
         chosen = settings if given is None else replace(settings, num_fewshot=given)
         return Parts(tasks=tuple(FAMILIES.get("lettered").build(name, rows(name, settings.data_dir), chosen)))
 
-    shown = SHOTS if shots is None else str(shots)
-    TASKS.register(name)(NamedTask(**described, shots=shown, rule=RULE, definition=definition.encode, build=build))
+    shown = _SHOTS if shots is None else str(shots)
+    TASKS.register(name)(NamedTask(**described, shots=shown, rule=_RULE, definition=definition.encode, build=build))
 
 
 def _register_hub_tasks(name: str, source: _Source, *, licence: str, items: str) -> None:
@@ -155,7 +155,7 @@ _register_hub_tasks(
 )
 
 
-def cosmos_qa_question(record: Record) -> dict[str, Any]:
+def cosmos_qa_question(record: DatasetRow) -> dict[str, Any]:
     """Return the story as the passage, and the four answers."""
     return {
         "kind": "RC",
@@ -182,7 +182,7 @@ _register_hub_tasks(
 )
 
 
-HELLASWAG_QUESTION = "Which of these is the most likely continuation?"  # ours, because the data set has none
+_HELLASWAG_QUESTION = "Which of these is the most likely continuation?"  # ours, because the data set has none
 
 
 def _without_marks(text: str) -> str:
@@ -191,13 +191,13 @@ def _without_marks(text: str) -> str:
     return cleaned.replace("  ", " ")
 
 
-def hellaswag_question(record: Record) -> dict[str, Any]:
+def hellaswag_question(record: DatasetRow) -> dict[str, Any]:
     """Return the question: activity and beginning are the passage, the four endings are the options."""
     beginning = f"{record['activity_label']}: {record['ctx_a']} {record['ctx_b'].capitalize()}"
     return {
         "kind": "CI",
         "context": _without_marks(beginning),
-        "question": HELLASWAG_QUESTION,
+        "question": _HELLASWAG_QUESTION,
         "choices": [_without_marks(ending) for ending in record["endings"]],
         "answer": int(record["label"]),
     }

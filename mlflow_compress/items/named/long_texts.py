@@ -22,16 +22,16 @@ from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.items.contamination import CalibrationText
 from mlflow_compress.items.contamination import words as plain_words
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
-from mlflow_compress.items.sources.calibration_sets import SETS
+from mlflow_compress.items.sources.calibration_sets import CALIBRATION_SETS
 from mlflow_compress.items.sources.question_files import read_text
 from mlflow_compress.items.task import Parts, Task, TaskSettings, item_row, seeded
 from mlflow_compress.records import Items, Request
 
-LONG = "long"
-TEXTS = 20  # per length: as many as an interval needs; `limit` sets another number
-NEEDLES, BINS = 5, 8  # depths of needles and copies; ranges of depth in which the text is scored
-CHAINS, HOPS = 2, 3
-BEGUN, COPIED, READ = 6, 8, 16  # words: begun again, to be copied, and scored in each range of depth
+_LONG = "long"
+_TEXTS = 20  # per length: as many as an interval needs; `limit` sets another number
+NEEDLES, _BINS = 5, 8  # depths of needles and copies; ranges of depth in which the text is scored
+_CHAINS, _HOPS = 2, 3
+BEGUN, COPIED, _READ = 6, 8, 16  # words: begun again, to be copied, and scored in each range of depth
 _LETTERS = "ABCD"
 _NAMES = re.findall(
     r"\w+",
@@ -101,7 +101,7 @@ def _bundled(draw: random.Random) -> Iterator[str]:
 
 @cache
 def _calibration() -> CalibrationText:
-    return CalibrationText.of(SETS[EMBEDDED]("").plain())
+    return CalibrationText.of(CALIBRATION_SETS[EMBEDDED]("").plain())
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,17 +142,17 @@ class _Question:
 
 def _lines(draw: random.Random) -> tuple[list[tuple[float, str]], list[_Question]]:
     """Return the needles and chains of one text, each with its depth as a share of the tokens, and the questions."""
-    names = draw.sample(_NAMES, NEEDLES + CHAINS * (HOPS + 1))
+    names = draw.sample(_NAMES, NEEDLES + _CHAINS * (_HOPS + 1))
     lines, questions = [], []
     for number in range(NEEDLES):
         depth, name, gold = (number + 0.5) / NEEDLES, names.pop(), draw.randrange(len(_LETTERS))
         lines.append((depth, f"{name}: {_LETTERS[gold]}"))
         questions.append(_Question("needle", depth, f"{name}:", _LETTERS, gold))
-    for gold in draw.sample(range(len(_LETTERS)), CHAINS):
+    for gold in draw.sample(range(len(_LETTERS)), _CHAINS):
         value = _LETTERS[gold]
-        for hop in range(HOPS + 1):
+        for hop in range(_HOPS + 1):
             name = names.pop()
-            lines.append(((hop + draw.random()) / (HOPS + 1), f"{name} = {value}"))
+            lines.append(((hop + draw.random()) / (_HOPS + 1), f"{name} = {value}"))
             value = name
         questions.append(_Question("chain", None, f"{value} =", _LETTERS, gold))
     return sorted(lines, key=itemgetter(0)), questions
@@ -225,7 +225,7 @@ def _rows(number: int, one: _Text, length: Length, reader: _Reader) -> Iterator[
 
     def row(kind: str, category: str, family: str, rule: str, **columns: Any) -> dict[str, Any]:
         named = {"id": f"{number} {kind}", "category": category, "group_id": str(number)}
-        return item_row(f"{LONG}_{length.name}", family, rule, named, **columns)
+        return item_row(f"{_LONG}_{length.name}", family, rule, named, **columns)
 
     for place, asked in enumerate(one.questions):
         category = asked.kind if asked.depth is None else f"{asked.kind} at {100 * asked.depth:.0f} %"
@@ -252,11 +252,11 @@ def _rows(number: int, one: _Text, length: Length, reader: _Reader) -> Iterator[
             columns = {"question": begun, "options": [rest.strip()], "gold": 0}
             category = f"copy at {100 * depth:.0f} %"
             yield row(f"copy{place}", category, "long_copy", "greedy", **columns), f"{one.text}\n\n{begun}", [rest]
-    for place in range(BINS):
-        low, high = place / BINS, (place + 1) / BINS
+    for place in range(_BINS):
+        low, high = place / _BINS, (place + 1) / _BINS
         begin = one.at((low + high) / 2, lambda begin: begin > 0)
         if begin is not None and low <= begin / len(one.text) < high:
-            context, words = one.text[:begin].rstrip(), _words(one.text, begin, READ)
+            context, words = one.text[:begin].rstrip(), _words(one.text, begin, _READ)
             rest = one.text[len(context) : begin] + words
             before = reader.counts([context])[0]
             columns = {"question": "", "options": [words], "gold": None}
@@ -265,7 +265,7 @@ def _rows(number: int, one: _Text, length: Length, reader: _Reader) -> Iterator[
 
 
 def _task(texts: Sequence[_Text], length: Length, reader: _Reader) -> Task:
-    name = f"{LONG}_{length.name}"
+    name = f"{_LONG}_{length.name}"
     items, requests = [], []
     for number, one in enumerate(texts):
         for columns, context, options in _rows(number, one, length, reader):
@@ -292,7 +292,7 @@ def _build(lengths: Sequence[Length], own: Sequence[str] | None, settings: TaskS
             allowed=f"{shortest:,} to {reader.most:,} tokens ({Length(reader.most).name})",
             got=wrong or reader.most,
         )
-    wanted = settings.limit or TEXTS
+    wanted = settings.limit or _TEXTS
     sizes = reader.counts(own, special=False) if own is not None else []
     tasks = []
     for length in lengths:
@@ -306,7 +306,7 @@ def _build(lengths: Sequence[Length], own: Sequence[str] | None, settings: TaskS
             )
         texts = []
         for number in range(n):
-            draw = seeded(settings, LONG, length.tokens, number)
+            draw = seeded(settings, _LONG, length.tokens, number)
             if own is None:
                 units = _bundled(draw)
             else:  # Texts do not overlap
@@ -318,16 +318,16 @@ def _build(lengths: Sequence[Length], own: Sequence[str] | None, settings: TaskS
 
 
 def _definition() -> bytes:
-    numbers = [NEEDLES, BINS, CHAINS, HOPS, BEGUN, COPIED, READ, _LETTERS, _NAMES, _MOST_WORDS]
+    numbers = [NEEDLES, _BINS, _CHAINS, _HOPS, BEGUN, COPIED, _READ, _LETTERS, _NAMES, _MOST_WORDS]
     return json.dumps(numbers).encode() + (demo.DATA_DIR / "corpus.txt").read_bytes()
 
 
-TASKS.register(LONG)(
+TASKS.register(_LONG)(
     NamedTask(
         source="embedded, or a file: `long:4k,16k?documents=FILE.txt`",
         licence="Apache-2.0, or the user's",
-        items=f"of each length {TEXTS} texts (`-P limit=`) with {NEEDLES} needles, {CHAINS} chains, {NEEDLES} copies, "
-        f"and KL in {BINS} depths",
+        items=f"of each length {_TEXTS} texts (`-P limit=`) with {NEEDLES} needles, {_CHAINS} chains, "
+        f"{NEEDLES} copies, and KL in {_BINS} depths",
         shots="",
         rule="argmax of the letter's log-likelihood; every token of a copy is greedy",
         definition=_definition,

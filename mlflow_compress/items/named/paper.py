@@ -6,9 +6,9 @@ from mlflow_compress.items.harness_build import build
 from mlflow_compress.items.harness_tasks import definition
 from mlflow_compress.items.named_tasks import TASKS, NamedTask
 
-ACC = "argmax of the log-likelihood"
-ACC_NORM = "argmax of the log-likelihood per character (acc_norm)"
-LAST_WORD = "every token of the last word is greedy"
+_ACC = "argmax of the log-likelihood"
+_ACC_NORM = "argmax of the log-likelihood per character (acc_norm)"
+_LAST_WORD = "every token of the last word is greedy"
 
 
 def _register(name: str, folder: str, source: str, licence: str, items: str, shots: int, rule: str) -> None:
@@ -29,13 +29,13 @@ def _register(name: str, folder: str, source: str, licence: str, items: str, sho
 
 
 for _row in (
-    ("mmlu", "mmlu/default", "cais/mmlu", "MIT", "14,042 test, 57 subjects", 0, ACC),
-    ("piqa", "piqa", "baber/piqa", "not stated", "1,838 validation", 0, ACC_NORM),
-    ("hellaswag", "hellaswag", "Rowan/hellaswag", "MIT", "10,042 validation", 0, ACC_NORM),
-    ("arc_easy", "arc", "allenai/ai2_arc", "CC BY-SA 4.0", "2,376 test", 0, ACC_NORM),
-    ("arc_challenge", "arc", "allenai/ai2_arc", "CC BY-SA 4.0", "1,172 test", 0, ACC_NORM),
-    ("lambada_openai", "lambada", "EleutherAI/lambada_openai", "modified MIT", "5,153 test", 0, LAST_WORD),
-    ("winogrande", "winogrande", "allenai/winogrande", "CC BY", "1,267 validation", 0, ACC),
+    ("mmlu", "mmlu/default", "cais/mmlu", "MIT", "14,042 test, 57 subjects", 0, _ACC),
+    ("piqa", "piqa", "baber/piqa", "not stated", "1,838 validation", 0, _ACC_NORM),
+    ("hellaswag", "hellaswag", "Rowan/hellaswag", "MIT", "10,042 validation", 0, _ACC_NORM),
+    ("arc_easy", "arc", "allenai/ai2_arc", "CC BY-SA 4.0", "2,376 test", 0, _ACC_NORM),
+    ("arc_challenge", "arc", "allenai/ai2_arc", "CC BY-SA 4.0", "1,172 test", 0, _ACC_NORM),
+    ("lambada_openai", "lambada", "EleutherAI/lambada_openai", "modified MIT", "5,153 test", 0, _LAST_WORD),
+    ("winogrande", "winogrande", "allenai/winogrande", "CC BY", "1,267 validation", 0, _ACC),
     ("gsm8k", "gsm8k", "openai/gsm8k", "MIT", "1,319 test", 5, "exact match of the number after '####'"),
     ("triviaqa", "triviaqa", "mandarjoshi/trivia_qa", "unknown", "17,944 validation", 0, "exact match of any alias"),
 ):

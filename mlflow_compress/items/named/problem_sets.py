@@ -9,7 +9,7 @@ from mlflow_compress.items.named_tasks import TASKS, NamedTask
 from mlflow_compress.items.sources.data_dir import load_split
 from mlflow_compress.items.task import FAMILIES, Parts, TaskSettings, seeded
 
-Record = Mapping[str, Any]  # one row of a data set
+_DatasetRow = Mapping[str, Any]  # one row of a data set
 _BOXED = "\n\nThink step by step, and put the final answer into \\boxed{}."
 _LETTER = "\n\nThink step by step, and end with the letter of the right answer in \\boxed{}."
 
@@ -25,7 +25,7 @@ class ProblemSet:
     most_tokens: int  # Longest answer, thought included, where the user gives none
     asks: str = _BOXED  # What follows the question
     # Returns "question", "answer" and "category"; what it draws depends on the seed and the row's number alone
-    problem: Callable[[Record, int, TaskSettings], dict[str, str]]
+    problem: Callable[[_DatasetRow, int, TaskSettings], dict[str, str]]
 
     def build(self, name: str, settings: TaskSettings) -> Parts:
         """Return the task; a row in another layout is a `DataError`."""
@@ -81,7 +81,7 @@ _register_problems(
 )
 
 
-def _aime(row: Record, number: int, settings: TaskSettings) -> dict[str, str]:
+def _aime(row: _DatasetRow, number: int, settings: TaskSettings) -> dict[str, str]:
     return {"question": row["problem"].strip(), "answer": str(row["answer"]).strip(), "category": "AIME"}
 
 
@@ -98,7 +98,7 @@ for _name, _dataset, _split, _licence in (
     )
 
 
-def _gpqa(row: Record, number: int, settings: TaskSettings) -> dict[str, str]:
+def _gpqa(row: _DatasetRow, number: int, settings: TaskSettings) -> dict[str, str]:
     """Return the question with its four answers, in an order drawn with the seed."""
     answers = [row["Correct Answer"].strip(), *(row[f"Incorrect Answer {n}"].strip() for n in (1, 2, 3))]
     order = seeded(settings, "gpqa_diamond", number).sample(range(4), 4)
@@ -124,7 +124,7 @@ _register_problems(
 )
 
 
-def _gsm8k(row: Record, number: int, settings: TaskSettings) -> dict[str, str]:
+def _gsm8k(row: _DatasetRow, number: int, settings: TaskSettings) -> dict[str, str]:
     _, mark, answer = row["answer"].rpartition("####")
     if not mark:
         raise DataError("'answer' has no '####' before the number", got=row["answer"])

@@ -71,7 +71,7 @@ def _ultrachat(data_dir: str) -> CalibrationSet:
     return CalibrationSet(name="ultrachat", conversations=tuple(rows[:_CONVERSATIONS]["messages"]))
 
 
-SETS: dict[str, Callable[[str], CalibrationSet]] = {
+CALIBRATION_SETS: dict[str, Callable[[str], CalibrationSet]] = {
     EMBEDDED: lambda _: _text_file(EMBEDDED, demo.DATA_DIR / "calibration.txt"),
     "wikitext2": _wikitext2,
     "c4": _c4,
@@ -84,10 +84,12 @@ SETS: dict[str, Callable[[str], CalibrationSet]] = {
 def load_calibration(name_or_file: str, *, model: str, data_dir: str) -> CalibrationSet:
     """Return a named set, or that of a file: paragraphs of a .txt file, "text" or "messages" of a .jsonl file.
 
-    `name_or_file` is a name of `SETS`, a file, or "auto": the demo's set for an embedded model.
+    `name_or_file` is a name of `CALIBRATION_SETS`, a file, or "auto": the demo's set for an embedded model.
     """
     fix = "Give calibration=NAME or FILE"
-    if (read := reader_of("calibration", name_or_file, SETS, model=model, data_dir=data_dir, fix=fix)) is not None:
+    if (
+        read := reader_of("calibration", name_or_file, CALIBRATION_SETS, model=model, data_dir=data_dir, fix=fix)
+    ) is not None:
         return read(data_dir)
     path = Path(name_or_file)
     return _rows_file(name_or_file, path) if path.suffix == ".jsonl" else _text_file(name_or_file, path)

@@ -21,7 +21,7 @@ P = TypeVar("P", "LoggedAnswer", "ToolPrompt")
 Message = dict[str, str]
 """Role and content."""
 
-ROLES = ("system", "developer", "user", "assistant")
+_ROLES = ("system", "developer", "user", "assistant")
 PATTERNS = {
     "email": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
     "url": r"\b(?:https?://|www\.)[^\s<>\"')\]]+",
@@ -84,11 +84,11 @@ class LoggedAnswer:
 
 
 def cleaned(messages: Sequence[Mapping[str, Any]], redact: Redaction) -> list[Message | None]:
-    """Return messages with redacted texts; None for one that is not text of one of the `ROLES`."""
+    """Return messages with redacted texts; None for one that is not text of one of the `_ROLES`."""
     turns: list[Message | None] = []
     for message in messages:
         text = _text(message.get("content"))
-        usable = message.get("role") in ROLES and text is not None and not message.get("tool_calls")
+        usable = message.get("role") in _ROLES and text is not None and not message.get("tool_calls")
         turns.append({"role": str(message["role"]), "content": redact(text)} if usable and text is not None else None)
     return turns
 
@@ -202,9 +202,9 @@ def _with_calls(message: Mapping[str, Any], redact: Redaction) -> dict[str, Any]
     """Return a message of a conversation with tools, with redacted texts and arguments."""
     calls = gold_calls(message)
     text = _text(message.get("content"))
-    if message.get("role") not in (*ROLES, "tool") or (text is None and not calls):
+    if message.get("role") not in (*_ROLES, "tool") or (text is None and not calls):
         raise DataError(
-            "a message has neither text nor calls, or no role that is known", allowed=f"{ROLES} and tool", got=message
+            "a message has neither text nor calls, or no role that is known", allowed=f"{_ROLES} and tool", got=message
         )
     read: dict[str, Any] = {"role": message["role"], "content": redact(text or "")}
     if calls:

@@ -18,8 +18,8 @@ from mlflow_compress.records import Instruction as Instruction
 
 logger = logging.getLogger(__name__)
 
-MOST_TURNS = 2
-REFERENCES = Path("reference_answer") / "gpt-4.jsonl"  # in the folder of FastChat's question.jsonl
+_MOST_TURNS = 2
+_REFERENCES = Path("reference_answer") / "gpt-4.jsonl"  # in the folder of FastChat's question.jsonl
 
 
 def load_instructions(path: Path, settings: TaskSettings, *, name: str | None = None) -> list[Instruction]:
@@ -30,7 +30,7 @@ def load_instructions(path: Path, settings: TaskSettings, *, name: str | None = 
     in the file's folder.
     """
     rows = read_jsonl(path)
-    answers = _reference_answers(path.parent / REFERENCES)
+    answers = _reference_answers(path.parent / _REFERENCES)
     instructions: dict[str, Instruction] = {}
     for row in rows:
         place = f"{path}, line {row['line']}: "
@@ -45,7 +45,7 @@ def _mt_bench(place: str, row: dict[str, Any], answers: dict[str, Sequence[str]]
     if "question_id" not in row or not isinstance(row.get("category"), str):
         raise DataError(f"{place}'question_id' and 'category' are needed")
     turns, item_id = row.get("turns"), str(row["question_id"])
-    if not _are_texts(turns) or not 1 <= len(turns) <= MOST_TURNS:
+    if not _are_texts(turns) or not 1 <= len(turns) <= _MOST_TURNS:
         raise DataError(f"{place}'turns' must be one or two texts that are not empty", got=turns)
     reference = answers.get(item_id) or row.get("reference") or []
     # MT-Bench's own file has empty references to questions that are graded without; `grading` refuses the others.
@@ -133,7 +133,7 @@ class _PromptSet:
         return limited(self.dataset, made, settings, attrgetter("category"))
 
 
-SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
+INSTRUCTION_SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
     EMBEDDED: lambda settings: load_instructions(demo.DATA_DIR / "instructions.jsonl", settings),
     "mt_bench": _fastchat("mt_bench"),
     "vicuna_bench": _fastchat("vicuna_bench"),
@@ -154,12 +154,12 @@ SETS: dict[str, Callable[[TaskSettings], list[Instruction]]] = {
 """Functions that read a set, by name."""
 
 
-LOGGED = "openai:"  # before a file of logged conversations
+_LOGGED = "openai:"  # before a file of logged conversations
 
 
 def is_logged(name_or_file: str) -> bool:
     """Return whether instructions are what people have asked an application."""
-    return name_or_file.startswith(LOGGED)
+    return name_or_file.startswith(_LOGGED)
 
 
 def fingerprint_of(instructions: Sequence[Instruction], named: str) -> list[object]:
@@ -205,8 +205,8 @@ def find_instructions(
     "auto" is the demo's set, for embedded models only. `parameter` is the one that names them, for the messages.
     """
     if is_logged(name_or_file):
-        return _first_questions(Path(name_or_file.removeprefix(LOGGED)), settings)
+        return _first_questions(Path(name_or_file.removeprefix(_LOGGED)), settings)
     instead = "judge=false" if parameter == "instructions" else "leave these tasks out"
     fix = f"Give {parameter}=NAME or FILE, or {instead}"
-    read = reader_of(parameter, name_or_file, SETS, model=model, data_dir=settings.data_dir, fix=fix)
+    read = reader_of(parameter, name_or_file, INSTRUCTION_SETS, model=model, data_dir=settings.data_dir, fix=fix)
     return load_instructions(Path(name_or_file), settings) if read is None else read(settings)

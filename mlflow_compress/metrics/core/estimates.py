@@ -17,7 +17,7 @@ from mlflow_compress.metrics.stats.bootstrap import Statistic, cluster_sums, jac
 from mlflow_compress.metrics.stats.significance import grouped_mcnemar_mid_p, mcnemar_mid_p
 from mlflow_compress.records import MetricResult
 
-Interval = tuple[float, float]
+Bounds = tuple[float, float]
 
 
 class Estimate(Protocol):
@@ -31,7 +31,7 @@ class Estimate(Protocol):
     def n_unscored(self) -> int | None:
         """Items without a value; None for those of the subset that are not `scored` (see `by_subset`)."""
 
-    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Bounds | None]:
         """Return value and interval, which is None where there are too few values for one.
 
         `factor` is 100 where a share is given in percent, else 1.
@@ -79,7 +79,7 @@ class Proportion:
             int(hits.sum()), len(hits), effect=_effect(hits, groups, rare=True, even=even) if len(hits) else None
         )
 
-    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Bounds | None]:
         """Return ``count/n`` and its interval."""
         value = factor * self.count / self.n
         effect = self.effect if self.drawn is None else self.drawn.effect(settings.reading)
@@ -124,7 +124,7 @@ class PairedDifference:
         p = None if effect is None or groups is None else grouped_mcnemar_mid_p(change, groups)
         return cls(int(gained.sum()), int(lost.sum()), len(change), effect=effect, p=p)
 
-    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Bounds | None]:
         """Return ``(gained - lost)/n`` and its interval."""
         value = factor * (self.gained - self.lost) / self.n
         effect = self.effect if self.drawn is None else self.drawn.effect(settings.reading)
@@ -145,9 +145,9 @@ class Number:
     value: float
     n: int
     n_unscored: int | None = None
-    interval: Interval | None = None
+    interval: Bounds | None = None
 
-    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Bounds | None]:
         return self.value, self.interval
 
 
@@ -163,7 +163,7 @@ class Mean:
     n_unscored: int | None = None
     skewed: bool = False  # Whether the interval is the studentised bootstrap's, as for means of divergences
     groups: Int | None = None  # Code of each item's group; shape (n,)
-    bounds: Interval | None = None  # Of every value; `of_subset` takes the key's. Not read where `skewed`
+    bounds: Bounds | None = None  # Of every value; `of_subset` takes the key's. Not read where `skewed`
     has_interval: bool = True
     design: stratified.Design | None = None  # Of items that were drawn
 
@@ -184,7 +184,7 @@ class Mean:
     def n(self) -> int:
         return len(self.values)
 
-    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Bounds | None]:
         if self.design is not None:
             return self._of_drawn(self.design, settings)
         value, sizes, values = float(self.values.mean()), None, self.values
@@ -204,7 +204,7 @@ class Mean:
             return value, settings.skewed_interval(values, sizes)
         return value, settings.interval(values)
 
-    def _of_drawn(self, design: stratified.Design, settings: MetricSettings) -> tuple[float, Interval | None]:
+    def _of_drawn(self, design: stratified.Design, settings: MetricSettings) -> tuple[float, Bounds | None]:
         mean = stratified.weighted_mean(self.values, design, self.groups)
         if not self.has_interval or mean.n_groups < intervals.FEWEST_GROUPS:
             return mean.value, None
@@ -247,7 +247,7 @@ class Resampled:
         """The statistic of the items' means; not finite where it does not exist."""
         return float(self.statistic(self.columns.mean(axis=0)))
 
-    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Bounds | None]:
         interval = partial(jackknife_interval, level=settings.level) if self.jackknife else settings.interval
         columns, statistic, sizes = self.columns, self.statistic, None
         if self.groups is not None and intervals.are_grouped(self.groups):
@@ -295,7 +295,7 @@ class Ratio:
     def n(self) -> int:
         return int(self.sizes.sum())
 
-    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Interval | None]:
+    def at(self, settings: MetricSettings, factor: float) -> tuple[float, Bounds | None]:
         value = self.transform(float(self.sums.sum() / self.sizes.sum()))
         enough = intervals.effective_groups(self.sizes) >= intervals.FEWEST_GROUPS
         interval = settings.skewed_interval(self.sums, self.sizes) if enough else None

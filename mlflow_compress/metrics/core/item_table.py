@@ -208,7 +208,7 @@ def check_same_items(baseline: Items, variant: Items) -> None:
             )
 
 
-LENGTHS = {"loglik_per_char": "n_chars", "loglik_per_byte": "n_bytes"}
+_LENGTHS = {"loglik_per_char": "n_chars", "loglik_per_byte": "n_bytes"}
 """What a rule divides the log-likelihood by."""
 
 
@@ -309,7 +309,7 @@ def option_grid(view: ItemTable, scores: OptionScores) -> OptionGrid:
         scored=_check_complete(view, counts, scores.NAME),
     )
     length: Float = np.ones(len(scores))
-    for rule, column in LENGTHS.items():
+    for rule, column in _LENGTHS.items():
         length = np.where(view.rule[item] == rule, scores.column(column).astype(np.float64), length)
     empty = length <= 0
     if empty.any():

@@ -9,10 +9,10 @@ from typing import Any
 # Scripts that one language mixes
 _SCRIPTS = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "IDEOGRAPHIC": "CJK"}
 
-SURE = 0.8
+_SURE = 0.8
 """A text's language is known if the classifier gives it this probability."""
 
-MOST_READ = 1000
+_MOST_READ = 1000
 """Characters of a text from which its language is told."""
 
 _A_GUESS = 0.3  # The largest probability of any language where nothing speaks for one, as in "42", is below
@@ -52,17 +52,17 @@ def _most_probable(text: str) -> tuple[str, float]:
 def language(text: str) -> str | None:
     """Return the language of a text as an ISO 639 code; None where it is not sure, as of most texts of a few words.
 
-    It is that of the first `MOST_READ` characters, by py3langid's naive Bayes classifier over byte n-grams (Lui and
+    It is that of the first `_MOST_READ` characters, by py3langid's naive Bayes classifier over byte n-grams (Lui and
     Baldwin, "langid.py", ACL 2012).
     """
-    code, probability = _most_probable(text[:MOST_READ])
-    return code if probability >= SURE else None
+    code, probability = _most_probable(text[:_MOST_READ])
+    return code if probability >= _SURE else None
 
 
 def is_in_none_of(text: str, codes: Collection[str]) -> bool:
     """Return whether a text is surely in another language than these, even where it is not sure in which."""
-    read = text[:MOST_READ]
+    read = text[:_MOST_READ]
     code, probability = _most_probable(read)
     if probability < _A_GUESS or code in codes:  # alone it has more than all of `codes` may have
         return False
-    return float(sum(p for code, p in classifier().rank(read) if code in codes)) <= 1.0 - SURE
+    return float(sum(p for code, p in classifier().rank(read) if code in codes)) <= 1.0 - _SURE

@@ -10,10 +10,16 @@ import numpy.typing as npt
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.metrics.core import item_table
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int
-from mlflow_compress.metrics.stats.bootstrap import Method, Statistic, bootstrap, first_column, studentized_interval
+from mlflow_compress.metrics.stats.bootstrap import (
+    BootstrapMethod,
+    Statistic,
+    bootstrap,
+    first_column,
+    studentized_interval,
+)
 from mlflow_compress.metrics.stats.flip_model import expected_flips
 from mlflow_compress.metrics.stats.intervals import Interval
-from mlflow_compress.metrics.stats.stratified import Design, Reading, Units
+from mlflow_compress.metrics.stats.stratified import Design, EstimateOf, Units
 from mlflow_compress.records import Draws, Generations, MetricResult, OptionScores, RunRecords, align
 
 
@@ -24,13 +30,13 @@ class MetricSettings:
     level: float = 0.95  # Confidence level of every interval
     resamples: int = 2000  # Bootstrap resamples
     seed: int = 0  # Seed of the bootstrap
-    method: Method = "bca"  # Kind of bootstrap interval; means of divergences always have the studentised one
+    method: BootstrapMethod = "bca"  # Kind of bootstrap interval; means of divergences always have the studentised one
     alpha: float = 0.1  # Miscoverage that conformal sets aim at
     split_seed: int = 42  # Seed of the calibration/test splits, which are drawn from it and the items' ids
     calibration_share: float = 0.5  # Share of the items that calibrates
     # What intervals are of, where items were drawn: "population" is what the benchmark is itself a sample of, as for
     # every other interval; "benchmark" is all of its items, so that no width is left once all are drawn.
-    reading: Reading = "population"
+    reading: EstimateOf = "population"
     pooled_only: bool = False  # Leave out the values by task and by category
     # Folder and layer of BERTScore's model; without it that metric is left out
     bertscore_model: tuple[str, int] | None = None

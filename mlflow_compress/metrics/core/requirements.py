@@ -63,7 +63,7 @@ def rated_by(judge: str) -> Requirement:
         f"has no judgments records of {judge}",
         lambda _, run: any(is_of(judge, task) for task in _judge_tasks(run)),
     )
-    return Requirement(of_judge.name, lambda inputs: JUDGMENTS.missing(inputs) or of_judge.missing(inputs))
+    return Requirement(of_judge.name, lambda inputs: _JUDGMENTS.missing(inputs) or of_judge.missing(inputs))
 
 
 def _judge_tasks(run: RunRecords) -> set[str]:
@@ -137,7 +137,7 @@ COMPARISONS = _given(
 )
 DECIDED = _given("decided", "no comparison has a verdict that can be read in both orders", _a_pair_was_decided)
 OPTION_SCORES, TOKEN_SCORES = _records("option_scores"), _records("token_scores")
-JUDGMENTS, GENERATIONS, SERVING_MEMORY = _records("judgments"), _records("generations"), _records("serving_memory")
+_JUDGMENTS, GENERATIONS, SERVING_MEMORY = _records("judgments"), _records("generations"), _records("serving_memory")
 GREEDY_ANSWERS, GREEDY_SCORES = _records("greedy_answers"), _records("greedy_scores")
 GREEDY_DISTANCES = _distances("greedy_distances")
 CHAINS, CHAIN_SCORES, CHAIN_DISTANCES = _records("chains"), _records("chain_scores"), _distances("chain_distances")

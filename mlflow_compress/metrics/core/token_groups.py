@@ -51,7 +51,7 @@ def token_groups(scores: TokenScores) -> _TokenGroups:
     return _TokenGroups(tasks, task, window, document.ravel()[window])
 
 
-FEWEST_WINDOWS = 5000
+_FEWEST_WINDOWS = 5000
 """Windows of a text with unknown documents from which on stretches of it count as groups, at least 250 windows each.
 
 A stretch must hold several documents, and how long these are no sample says for sure: where stretches were chosen by
@@ -73,7 +73,7 @@ def documents_of(windows: Objects) -> Int:
     Statistics 2010.
     """
     if all(re.fullmatch(r"\d+", name) for name in windows):
-        if len(windows) < FEWEST_WINDOWS:
+        if len(windows) < _FEWEST_WINDOWS:
             return np.zeros(len(windows), dtype=np.int64)
         rank = np.argsort(np.argsort(windows.astype(np.int64)))
         return np.asarray(rank * FEWEST_GROUPS // len(windows), dtype=np.int64)

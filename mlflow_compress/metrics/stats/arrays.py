@@ -28,16 +28,16 @@ def finite(name: str, values: npt.ArrayLike, *, ndim: int = 1) -> Float:
     return array
 
 
-LARGEST = 1e70
+_LARGEST = 1e70
 """Largest magnitude of what has a variance: a sum of fourth powers, as that of a variance needs it, is then finite."""
 
 
 def moderate(name: str, values: npt.ArrayLike, *, ndim: int = 1) -> Float:
-    """Return `values` as `finite` does; a magnitude above `LARGEST` is a `DataError` too."""
+    """Return `values` as `finite` does; a magnitude above `_LARGEST` is a `DataError` too."""
     array = finite(name, values, ndim=ndim)
     largest = max(float(array.max()), -float(array.min()))
-    if largest > LARGEST:
-        allowed = f"numbers from {-LARGEST:g} to {LARGEST:g}"
+    if largest > _LARGEST:
+        allowed = f"numbers from {-_LARGEST:g} to {_LARGEST:g}"
         raise DataError(f"{name} holds values that are too large for an interval", allowed=allowed, got=largest)
     return array
 

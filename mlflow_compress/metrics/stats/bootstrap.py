@@ -13,7 +13,7 @@ from mlflow_compress.metrics.stats.arrays import Float, finite, moderate, same_l
 from mlflow_compress.metrics.stats.intervals import Interval, check_level
 
 Statistic = Callable[[Float], Float]
-Method = Literal["bca", "percentile"]
+BootstrapMethod = Literal["bca", "percentile"]
 
 _CHUNK = 4_000_000  # resampled rows held at once: 32 MB of float64
 _KEPT = 32_000_000  # those kept for further metrics of as many units, in a byte each: 16,000 units, 2,000 times
@@ -108,7 +108,7 @@ def bootstrap(
     resamples: int = 2000,
     level: float = 0.95,
     seed: int = 0,
-    method: Method = "bca",
+    method: BootstrapMethod = "bca",
 ) -> Interval | None:
     """Bootstrap interval of ``statistic(mean over units of columns)``; equal inputs give equal intervals.
 

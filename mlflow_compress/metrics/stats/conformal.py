@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mlflow_compress.errors import ConfigError, DataError, UnsupportedError
 from mlflow_compress.metrics.stats.arrays import Bool, Float, Int, finite
 
-LANES = 8
+_LANES = 8
 
 # Each stage compares a lane with a partner lane and keeps the larger key where the bit is set.
 _STAGES = (
@@ -32,14 +32,14 @@ def network_argsort(values: Float) -> Int:
     Source: intel/x86-simd-sort, the 64-bit key-index network; equal keys stay where they are.
     """
     n, k = values.shape
-    if k > LANES:
+    if k > _LANES:
         raise UnsupportedError("The reference order of ties is defined for at most 8 options", got=k)
-    keys: Float = np.full((n, LANES), np.inf)
+    keys: Float = np.full((n, _LANES), np.inf)
     keys[:, :k] = values
-    order: Int = np.tile(np.arange(LANES), (n, 1))
+    order: Int = np.tile(np.arange(_LANES), (n, 1))
     for partner, mask in _STAGES:
         lanes = list(partner)
-        upper = np.array([mask >> lane & 1 for lane in range(LANES)], dtype=bool)
+        upper = np.array([mask >> lane & 1 for lane in range(_LANES)], dtype=bool)
         other = keys[:, lanes]
         kept: Float = np.where(upper, np.maximum(keys, other), np.minimum(keys, other))
         order = np.where(kept == keys, order, order[:, lanes])
@@ -47,9 +47,9 @@ def network_argsort(values: Float) -> Int:
     return np.asarray(order[:, :k], dtype=np.int64)
 
 
-Score = Literal["lac", "aps"]
+ConformalScore = Literal["lac", "aps"]
 Mode = Literal["textbook", "reference"]
-SCORES: tuple[Score, ...] = ("lac", "aps")
+SCORES: tuple[ConformalScore, ...] = ("lac", "aps")
 
 
 def _checked(probabilities: npt.ArrayLike) -> Float:
@@ -69,7 +69,7 @@ def _cumulative(p: Float, mode: Mode) -> Float:
 
 
 def conformity_scores(
-    probabilities: npt.ArrayLike, gold: npt.ArrayLike, score: Score, *, mode: Mode = "textbook"
+    probabilities: npt.ArrayLike, gold: npt.ArrayLike, score: ConformalScore, *, mode: Mode = "textbook"
 ) -> Float:
     """Return the non-conformity of the gold option, shape (n,).
 
@@ -124,7 +124,7 @@ def resampled_quantiles(scores: npt.ArrayLike, counts: Float, alpha: float = 0.1
 
 
 def sizes_and_coverage(
-    probabilities: npt.ArrayLike, gold: npt.ArrayLike, thresholds: npt.ArrayLike, score: Score
+    probabilities: npt.ArrayLike, gold: npt.ArrayLike, thresholds: npt.ArrayLike, score: ConformalScore
 ) -> tuple[Float, Float]:
     """Return each textbook set's size, and whether it holds the gold option, by threshold; shapes (n_thresholds, n)."""
     p, y = _checked(probabilities), np.asarray(gold, dtype=np.int64)
@@ -135,7 +135,7 @@ def sizes_and_coverage(
     )
 
 
-def _sets(p: Float, cumulative: Float, threshold: float, score: Score) -> Bool:
+def _sets(p: Float, cumulative: Float, threshold: float, score: ConformalScore) -> Bool:
     """Return the options in each set, shape (n, n_options); an empty set becomes the most probable option.
 
     "lac": ``p >= 1 - q``. "aps": the options while the cumulative sorted probability is ``<= q``.
@@ -198,7 +198,7 @@ def conformal(
     *,
     calibration: npt.ArrayLike,
     test: npt.ArrayLike,
-    score: Score,
+    score: ConformalScore,
     alpha: float = 0.1,
     mode: Mode = "textbook",
     threshold: float | None = None,
@@ -218,7 +218,7 @@ def conformal(
     return _judged(p[held], _cumulative(p[held], mode), y[held], q, score)
 
 
-def _judged(p: Float, cumulative: Float, gold: Int, threshold: float, score: Score) -> ConformalResult:
+def _judged(p: Float, cumulative: Float, gold: Int, threshold: float, score: ConformalScore) -> ConformalResult:
     """Judge the sets that a threshold makes of test items."""
     sets = _sets(p, cumulative, threshold, score)
     return ConformalResult(
@@ -241,7 +241,7 @@ def coverage_by_class(result: ConformalResult, gold: npt.ArrayLike) -> dict[int,
 def repeated_splits(
     probabilities: npt.ArrayLike,
     gold: npt.ArrayLike,
-    score: Score,
+    score: ConformalScore,
     *,
     n_splits: int = 100,
     seed: int = 42,

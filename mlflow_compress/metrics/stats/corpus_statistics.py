@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mlflow_compress.errors import ConfigError, DataError
 from mlflow_compress.metrics.stats.arrays import Float, Int, finite, moderate, same_length
 
-KL_LEVELS = (1.0, 0.999, 0.99, 0.95, 0.90, 0.75, 0.5, 0.25, 0.10, 0.05, 0.01, 0.001, 0.0)
+_KL_LEVELS = (1.0, 0.999, 0.99, 0.95, 0.90, 0.75, 0.5, 0.25, 0.10, 0.05, 0.01, 0.001, 0.0)
 """Percentiles that are reported, from the maximum to the minimum, as shares."""
 
 
@@ -74,7 +74,7 @@ def _held(value: float, uncertainty: float) -> WithUncertainty | None:
     return WithUncertainty(float(value), float(uncertainty)) if np.isfinite([value, uncertainty]).all() else None
 
 
-def percentiles(values: npt.ArrayLike, levels: tuple[float, ...] = KL_LEVELS) -> dict[float, float]:
+def percentiles(values: npt.ArrayLike, levels: tuple[float, ...] = _KL_LEVELS) -> dict[float, float]:
     """Return quantiles by share, linearly interpolated at ``f (n - 1)`` as llama.cpp does."""
     x = finite("values", values)
     return dict(zip(levels, map(float, np.quantile(x, levels)), strict=True))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mlflow_compress.errors import DataError
 from mlflow_compress.metrics.stats.arrays import Float, finite, same_length
-from mlflow_compress.metrics.stats.bootstrap import Method, bootstrap
+from mlflow_compress.metrics.stats.bootstrap import BootstrapMethod, bootstrap
 from mlflow_compress.metrics.stats.intervals import Interval, z_value
 
 _FEWEST = 3
@@ -105,7 +105,7 @@ def pearson(
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,
-    method: Method = "bca",
+    method: BootstrapMethod = "bca",
 ) -> Correlation | None:
     """Pearson's correlation ``cov(x, y)/(s_x s_y)`` of paired values with a bootstrap interval over the points.
 

@@ -17,7 +17,7 @@ from scipy import special
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.intervals import z_value
 
-POWER, SURE = 0.8, 0.975
+_POWER, _SURE = 0.8, 0.975
 MOST_TIMES = 10.0
 """More than so many times the items are not told: the first ones are too few to plan from."""
 
@@ -51,11 +51,11 @@ def items_to_settle(discordant: float, n: float, margin: float) -> float:
     most, and at the upper end of D's one-sided 80 % interval. An average over the changes that the first items leave
     open would be smaller, as few items settle those beyond the two limits, and so settle 31 to 61 % of those between.
 
-    A sample that is open with more items than N was near a limit by bad luck: N is then for `SURE` in place of 80 %.
+    A sample that is open with more items than N was near a limit by bad luck: N is then for `_SURE` in place of 80 %.
 
     - `discordant`: D in `n` items, a share, like `margin`, which is above 0.
     """
-    d = float(special.betaincinv(discordant * n + 1, n - discordant * n + 1, POWER))
+    d = float(special.betaincinv(discordant * n + 1, n - discordant * n + 1, _POWER))
     change = d * _SIDES
 
     def settled(items: float) -> float:
@@ -66,10 +66,10 @@ def items_to_settle(discordant: float, n: float, margin: float) -> float:
         return float(sum(claims, np.zeros(1)).min())
 
     most = n
-    while settled(most) < SURE:
+    while settled(most) < _SURE:
         most *= 2
     likely = _smallest(settled, 1.0, most)
-    return likely if likely > n else _smallest(settled, n, most, power=SURE)
+    return likely if likely > n else _smallest(settled, n, most, power=_SURE)
 
 
 def times_for_share(share: float, n: float, limit: float) -> float:
@@ -118,10 +118,10 @@ def _times(passes: Callable[[float], Float]) -> float:
     def assured(t: float) -> float:
         return float(passes(t).mean())
 
-    return math.inf if assured(MOST_TIMES) < POWER else _smallest(assured, 1.0, MOST_TIMES)
+    return math.inf if assured(MOST_TIMES) < _POWER else _smallest(assured, 1.0, MOST_TIMES)
 
 
-def _smallest(assured: Callable[[float], float], low: float, high: float, *, power: float = POWER) -> float:
+def _smallest(assured: Callable[[float], float], low: float, high: float, *, power: float = _POWER) -> float:
     """Return where `assured` reaches `power`, between `low` and `high`, at which it does."""
     for _ in range(_STEPS):
         middle = math.sqrt(low * high)

@@ -189,7 +189,7 @@ def count_flips(
     return Flips(n=n, n_correct=int(b.sum()), c2w=int((b & ~q).sum()), w2c=int((~b & q).sum()), w2w=w2w)
 
 
-ERROR = 0.025
+ERROR_RATE = 0.025
 """Probability that the truth lies beyond one end of a 95 % interval."""
 
 
@@ -238,7 +238,7 @@ class OneEnd:
         """Return the end that holds for n values at once with 97.5 %, whichever of them is chosen (Bonferroni)."""
         if self.end == self.value:
             return self.end
-        k = (float(special.ndtri(ERROR / n)) / z_value(0.95)) ** 2
+        k = (float(special.ndtri(ERROR_RATE / n)) / z_value(0.95)) ** 2
         if math.isfinite(self.low + self.high):
             v, u = self._share(self.value), self._share(self.end)
             if not 0.0 < u < 1.0:
@@ -256,8 +256,8 @@ class OneEnd:
         return (x - self.low) / (self.high - self.low)
 
 
-PERMUTATIONS = 4999
-ENOUGH = 20
+_PERMUTATIONS = 4999
+_ENOUGH = 20
 """A part's p-value is known well enough when as many permutations reach its statistic."""
 
 _CELLS = 2_000_000  # permuted values that are held at once: 4 MB
@@ -278,8 +278,8 @@ def larger_part_p(
     their sizes, ``r = sum(s)/sum(m)``, and ``v = sum((s - r m)²)/sum(m)²``, both of the part and of the rest: the test
     is exact under that hypothesis, and keeps its level in large samples where parts differ in spread alone.
 
-    Permutations end when each part's statistic was reached `ENOUGH` times, the last time by permutation l: its p-value
-    is then ``ENOUGH/l``, else (1 + times reached)/(1 + `PERMUTATIONS`).
+    Permutations end when each part's statistic was reached `_ENOUGH` times, the last time by permutation l: its p-value
+    is then ``ENOUGH/l``, else (1 + times reached)/(1 + `_PERMUTATIONS`).
 
     - `values`, `parts`, `groups` (n,): One value, the number of its part, and the code of its group for each item.
 
@@ -306,19 +306,19 @@ def larger_part_p(
     for chosen in _orders(len(s), seed):
         at_least = _statistics(s[chosen], None if alone else m[chosen], starts) >= limit
         counts = reached + np.cumsum(at_least, axis=0)
-        now = (ended == 0) & (counts[-1] >= ENOUGH)
-        ended[now] = done + 1 + np.argmax(counts[:, now] >= ENOUGH, axis=0)
+        now = (ended == 0) & (counts[-1] >= _ENOUGH)
+        ended[now] = done + 1 + np.argmax(counts[:, now] >= _ENOUGH, axis=0)
         reached, done = counts[-1], done + len(chosen)
         if (ended > 0).all():
             break
-    return np.where(ended > 0, ENOUGH / np.maximum(ended, 1), (1 + reached) / (1 + done))
+    return np.where(ended > 0, _ENOUGH / np.maximum(ended, 1), (1 + reached) / (1 + done))
 
 
 def _orders(n: int, seed: int) -> Iterator[Int]:
     """Iterate over random orders of n units in blocks of growing size, of shape (size, n)."""
     done, block = 0, 100
-    while done < PERMUTATIONS:
-        rows = max(1, min(block, PERMUTATIONS - done, _CELLS // n))
+    while done < _PERMUTATIONS:
+        rows = max(1, min(block, _PERMUTATIONS - done, _CELLS // n))
         yield _drawn(n, rows, done, seed)
         done, block = done + rows, 2 * block
 

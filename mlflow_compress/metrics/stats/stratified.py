@@ -21,9 +21,9 @@ from mlflow_compress.metrics.stats.arrays import Float, Int, finite, same_length
 from mlflow_compress.metrics.stats.flip_model import GUESS
 from mlflow_compress.metrics.stats.intervals import DesignEffect, are_grouped, design_effect
 
-Reading = Literal["population", "benchmark"]
+EstimateOf = Literal["population", "benchmark"]
 
-N_STRATA = 10
+_N_STRATA = 10
 FEWEST = 2
 """Fewest items that are drawn from a stratum: from one item there is no variance."""
 
@@ -36,14 +36,14 @@ with all items, it is at most 4.5 % with all looks together.
 Source: Haybittle, British Journal of Radiology 1971; Peto et al., British Journal of Cancer 1976.
 """
 
-PRIOR_ITEMS = 30.0
+_PRIOR_ITEMS = 30.0
 """As many items a stratum's expected share of flips counts as: a stratum in which none was seen still varies.
 
 Its few items do not know its variance, and the model of all strata knows more: with 4 intervals of flips that do not
 follow the lead hold in 90 to 93 %, with 30 in 91 to 99 % (`benchmarks/drawn_items.py`).
 """
 
-LEAST_FLIPS = 0.03
+_LEAST_FLIPS = 0.03
 """No stratum is expected to have a smaller share of flips than this part of all items' share, or than its square.
 
 A model of flips by lead knows nothing of what else makes items flip: without this, intervals of the benchmark's own
@@ -52,7 +52,7 @@ square. Both were chosen with a look at all variants of `benchmarks/margin_sampl
 """
 
 
-def lead_strata(leads: npt.ArrayLike, count: int = N_STRATA) -> Int:
+def lead_strata(leads: npt.ArrayLike, count: int = _N_STRATA) -> Int:
     """Return the stratum of each item: from the smallest lead upwards, and last the items without one (NaN).
 
     Each stratum has an equal part of the deviation ``sum(sqrt(p (1 - p)))`` that `GUESS` expects: the smaller the lead,
@@ -178,13 +178,13 @@ class WeightedMean:
     n: int  # Items with a value
     spread: float  # Variance of one value
 
-    def variance(self, reading: Reading) -> float:
+    def variance(self, reading: EstimateOf) -> float:
         """Return the variance of one of the readings."""
         return self.benchmark if reading == "benchmark" else self.population
 
     n_groups: int  # By `effective_groups`; of items that stand alone their number
 
-    def effect(self, reading: Reading) -> DesignEffect:
+    def effect(self, reading: EstimateOf) -> DesignEffect:
         """Return by how much the estimate varies more, or less, than the mean of `n` items drawn at random.
 
         Values that are all equal say nothing of it. As more items are drawn where they flip, as many drawn at
@@ -215,8 +215,8 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
       The benchmark is a sample itself, and which items of it were drawn is the second phase.
 
     A stratum without an event seems to have no variance. So where values are events (-1, 0 or 1) and the design says
-    how probable a flip is in a stratum, that counts as much as `PRIOR_ITEMS` items, if it makes the variance larger.
-    It is at least `LEAST_FLIPS` of the share of events, or at least the square of that share where this is less.
+    how probable a flip is in a stratum, that counts as much as `_PRIOR_ITEMS` items, if it makes the variance larger.
+    It is at least `_LEAST_FLIPS` of the share of events, or at least the square of that share where this is less.
 
     Source: Cochran, "Sampling techniques", 1977, 5A.14 (domains) and 12.2 (double sampling); Hajek, 1971.
 
@@ -239,9 +239,9 @@ def weighted_mean(values: npt.ArrayLike, design: Design, groups: Int | None = No
     within = np.maximum(squares - sums**2 / drawn, 0.0) / np.maximum(drawn - 1, 1)
     if design.flips is not None and np.isin(x, (-1, 0, 1)).all():
         events, here = float(w @ x**2) / total, np.bincount(codes) / drawn
-        q = np.maximum(design.flips[first], min(LEAST_FLIPS, events) * events)
+        q = np.maximum(design.flips[first], min(_LEAST_FLIPS, events) * events)
         expected = (size / drawn / total) ** 2 * q * (1 - q) * here
-        shrunk = ((drawn - 1) * within + PRIOR_ITEMS * expected) / (drawn - 1 + PRIOR_ITEMS)
+        shrunk = ((drawn - 1) * within + _PRIOR_ITEMS * expected) / (drawn - 1 + _PRIOR_ITEMS)
         within = np.maximum(within, shrunk)
 
     parts = (1 - drawn / size) * drawn * within

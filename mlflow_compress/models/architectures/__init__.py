@@ -78,7 +78,11 @@ def _weight_options(folder: Path, *, trust_remote_code: bool) -> dict[str, Any]:
                 _register_formats()
                 changed["quant_method"] = linear_experts.QUANT_METHOD
         elif method in packed_layers.KERNELS:
-            require_extra(packed_layers.EXTRA, *packed_layers.PACKAGES, by=f"The GPTQ or AWQ checkpoint {folder}")
+            require_extra(
+                packed_layers.GPTQMODEL_EXTRA,
+                *packed_layers.GPTQMODEL_PACKAGES,
+                by=f"The GPTQ or AWQ checkpoint {folder}",
+            )
             changed = {"backend": packed_layers.KERNELS[method]}
         if not changed:
             return {"use_safetensors": True}
@@ -155,7 +159,7 @@ def _status_by_layout(tensors: Mapping[str, StoredTensor], labelled: str | None)
     weights = [name.removesuffix("_scale") for name in tensors if name.endswith(".weight_scale")]
     if not weights:
         return labelled
-    if any(name not in tensors or tensors[name].dtype not in stored_weights.DTYPES for name in weights):
+    if any(name not in tensors or tensors[name].dtype not in stored_weights.STORED_DTYPES for name in weights):
         return _COMPRESSED
     return "frozen" if labelled == _COMPRESSED else labelled
 

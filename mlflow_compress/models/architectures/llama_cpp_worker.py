@@ -21,10 +21,10 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-BATCH = 2048  # tokens per call
-CELLS = 512  # initial size of a cache, in tokens
-SLOTS = 256  # most sequences at a time
-ERROR = 4  # of ggml_log_level
+_BATCH = 2048  # tokens per call
+_CELLS = 512  # initial size of a cache, in tokens
+_SLOTS = 256  # most sequences at a time
+LOG_ERROR = 4  # of ggml_log_level
 
 
 class _LlamaCppError(Exception):
@@ -47,7 +47,7 @@ class _LlamaCppEngine:
         if not self.model:
             raise _LlamaCppError(f"cannot load the file: {self._last_message()}")
         self.vocabulary = int(llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model)))
-        self.threads, self.slots, self.cells = threads, 0, CELLS
+        self.threads, self.slots, self.cells = threads, 0, _CELLS
         self.cache_types = [getattr(llama_cpp, f"GGML_TYPE_{name.upper()}") for name in cache_types]
         self.context: Any = None
         self.held: list[list[int]] = []
@@ -58,7 +58,7 @@ class _LlamaCppEngine:
         Each sequence is decoded on its own, from an empty cache. With `reuse` they are decoded together, and the prefix
         that sequence i shares with sequence i of the last request is taken from the cache, as in generation.
         """
-        at_once = min(len(sequences), SLOTS) if reuse else 1
+        at_once = min(len(sequences), _SLOTS) if reuse else 1
         self._make_room(at_once, max(map(len, sequences)))
         out = []
         for start in range(0, len(sequences), at_once):
@@ -73,7 +73,7 @@ class _LlamaCppEngine:
                 llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self.context), slot, known, -1)
                 flags = set(places)
                 entries += [(ids[i], i, slot, i in flags) for i in range(known, len(ids))]
-            out += [self._decode(entries[i : i + BATCH]) for i in range(0, len(entries), BATCH)]
+            out += [self._decode(entries[i : i + _BATCH]) for i in range(0, len(entries), _BATCH)]
         return np.concatenate(out)
 
     def _make_room(self, slots: int, length: int) -> None:
@@ -86,7 +86,7 @@ class _LlamaCppEngine:
             llama_cpp.llama_free(self.context)
         settings = llama_cpp.llama_context_default_params()
         settings.n_ctx, settings.n_seq_max, settings.kv_unified = slots * self.cells, slots, False
-        settings.n_batch = BATCH
+        settings.n_batch = _BATCH
         if self.cache_types:
             settings.type_k, settings.type_v = self.cache_types
         settings.n_threads = settings.n_threads_batch = self.threads
@@ -114,7 +114,7 @@ class _LlamaCppEngine:
         return np.ctypeslib.as_array(llama_cpp.llama_get_logits(self.context), shape=shape).copy()
 
     def _listen(self, level: int, text: bytes, _: Any) -> None:
-        if level == ERROR:
+        if level == LOG_ERROR:
             self.messages = [*self.messages[-3:], text.decode(errors="replace").strip()]
 
     def _last_message(self) -> str:

@@ -17,8 +17,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from mlflow_compress.models.checkpoint_config import HQQ_PACKED, NOISY_LOGITS
 
-PARTS = ("weight_packed", "weight_scale", "weight_zero")
-KEY_ENTRIES = 8
+PACKED_PARTS = ("weight_packed", "weight_scale", "weight_zero")
+_KEY_ENTRIES = 8
 
 
 class OwnFormatConfig(QuantizationConfigMixin):  # type: ignore[misc]
@@ -40,18 +40,18 @@ class _OwnFormat(HfQuantizer):  # type: ignore[misc]
 
 
 def pack(levels: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, bits: int) -> dict[str, torch.Tensor]:
-    """Return the stored tensors of one layer, by the names in `PARTS`.
+    """Return the stored tensors of one layer, by the names in `PACKED_PARTS`.
 
     `levels` are whole numbers from 0 to ``2^bits - 1``, shape (out_features, in_features); 32 neighbours of a row take
     `bits` words of 32 bits. `scale` and `zero`, shape (out_features, groups), are rounded to float16.
     """
     signed = (levels.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
-    return dict(zip(PARTS, (pack_to_int32(signed, bits), scale.half(), zero.half()), strict=True))
+    return dict(zip(PACKED_PARTS, (pack_to_int32(signed, bits), scale.half(), zero.half()), strict=True))
 
 
 def unpack(stored: dict[str, torch.Tensor], bits: int, in_features: int) -> torch.Tensor:
     """Return ``(level - zero) * scale``, float32, shape (out_features, in_features): the inverse of `pack`."""
-    packed, scale, zero = (stored[part] for part in PARTS)
+    packed, scale, zero = (stored[part] for part in PACKED_PARTS)
     shape = torch.Size((packed.shape[0], in_features))
     levels = unpack_from_int32(packed, bits, shape).float() + 2 ** (bits - 1)
     groups = levels.reshape(*scale.shape, -1)
@@ -79,7 +79,7 @@ class _HqqPackedQuantizer(_OwnFormat):
 
     def get_weight_conversions(self) -> list[Any]:
         bits = self.quantization_config.bits
-        return [WeightConverter([f"{part}$" for part in PARTS], "weight", [_UnpackHqq(bits)])]
+        return [WeightConverter([f"{part}$" for part in PACKED_PARTS], "weight", [_UnpackHqq(bits)])]
 
 
 class NoisyHead(nn.Linear):
@@ -98,7 +98,7 @@ class NoisyHead(nn.Linear):
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return noisy logits, shape (..., vocabulary), of states, shape (..., hidden)."""
         logits = super().forward(states)
-        entries = states.reshape(-1, self.in_features)[:, :: -(-self.in_features // KEY_ENTRIES)]
+        entries = states.reshape(-1, self.in_features)[:, :: -(-self.in_features // _KEY_ENTRIES)]
         keys = entries.bfloat16().contiguous().view(torch.int16).cpu().numpy().view(np.uint16)
         noise = np.empty((len(keys), self.out_features), dtype=np.float32)
         for row, key in zip(noise, keys, strict=True):

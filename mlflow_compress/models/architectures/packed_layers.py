@@ -31,8 +31,8 @@ BITSANDBYTES = "bitsandbytes"
 KERNELS = {"gptq": "torch", "awq": "torch_awq"}
 """Transformers' name of the plain kernel, by ``quant_method``."""
 
-EXTRA = "gptqmodel"
-PACKAGES = ("gptqmodel", "optimum")
+GPTQMODEL_EXTRA = "gptqmodel"
+GPTQMODEL_PACKAGES = ("gptqmodel", "optimum")
 
 _READ = "compressed-tensors 0.19"  # the versions whose functions are replaced here
 

@@ -15,7 +15,7 @@ from mlflow_compress.errors import UnsupportedError
 from mlflow_compress.models.checkpoint_config import GGUF_NATIVE, GGUF_NATIVE_CACHE, QUANTIZED_CACHE
 
 Tensor = torch.Tensor
-FP8_MAX = 448.0  # largest number of float8 e4m3
+_FP8_MAX = 448.0  # largest number of float8 e4m3
 CACHE_ATTENTION = "sdpa_quantized_cache"  # transformers' name of the attention below
 
 
@@ -68,7 +68,7 @@ class Rounding:
         if self.bits == 16:
             return numbers
         if self.bits == "fp8":
-            scale = torch.maximum(high, -low) / FP8_MAX
+            scale = torch.maximum(high, -low) / _FP8_MAX
             scaled = torch.where(scale > 0, numbers / scale, 0.0)
             return scaled.to(torch.float8_e4m3fn).float() * scale
         step = (high - low) / (2 ** int(self.bits) - 1)

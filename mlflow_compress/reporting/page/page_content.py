@@ -233,7 +233,7 @@ def shared_changes(variants: Mapping[str, _VariantChanges], n_items: int) -> tup
     return (changed @ changed.T).astype(np.int64), {k: int(n) for k, n in enumerate(counts) if k > 0}
 
 
-MOST_CHARACTERS = 4_000_000
+_MOST_CHARACTERS = 4_000_000
 """Most characters of variants' answers on a page; the rest stays in the runs, and the page says how many."""
 
 
@@ -253,7 +253,7 @@ def _answer_data(content: PageContent) -> dict[str, Any] | None:
     used = 0
     for key in baseline:
         used += sum(len(by_key.get(key) or "") for by_key, _ in texts.values())
-        if shown and used > MOST_CHARACTERS:
+        if shown and used > _MOST_CHARACTERS:
             break
         shown.append(key)
     return {
@@ -272,7 +272,7 @@ def _grades(judgments: Judgments | None) -> dict[AnswerKey, float]:
 # this form, and 2.0 MB as Parquet with zstd. For the second, a page needs a reader of Parquet and of zstd, some 100 kB.
 # For the first, every browser has one: DecompressionStream, which works from disk and in a sandbox too.
 
-MOST_BYTES = 4_000_000
+_MOST_BYTES = 4_000_000
 """Largest size of the embedded data; script, style and tables fit into the rest of 5 MB."""
 
 
@@ -282,7 +282,7 @@ def packed(value: Any) -> str:
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode("ascii")
 
 
-def page_data(content: PageContent, *, most_bytes: int = MOST_BYTES) -> tuple[str, dict[str, Any]]:
+def page_data(content: PageContent, *, most_bytes: int = _MOST_BYTES) -> tuple[str, dict[str, Any]]:
     """Return the page's data as text, and as values; too many changed answers lose those with the smallest margins."""
     data: dict[str, Any] = {
         "scores": _score_data(content),

@@ -14,7 +14,7 @@ from mlflow_compress.decide.gates import DECODE_SPEEDUP, DELTA, FLIPS, KL, MEMOR
 from mlflow_compress.decide.scoreboard import Scoreboard, ScoreColumn, ScoreRow
 from mlflow_compress.metrics.core.item_table import ItemTable
 from mlflow_compress.metrics.core.metric_inputs import headline
-from mlflow_compress.metrics.kl_tail import CLIPPED
+from mlflow_compress.metrics.kl_tail import CLIPPED_KL
 from mlflow_compress.metrics.thinking import PASS_DELTA
 from mlflow_compress.metrics.thought_length import COST_RATIO
 from mlflow_compress.records import MetricResult
@@ -25,7 +25,7 @@ from mlflow_compress.reporting.page.page_content import PageContent, page_data, 
 from mlflow_compress.reporting.tables import LEVELS, TEMPLATES, Column, Table, Words, escape_markdown, policy_hash
 from mlflow_compress.reporting.verdict import slice_findings
 
-MOST_PAIRED = 24
+_MOST_PAIRED = 24
 """Most variants whose pairs are shown; the table of pairs grows with the square."""
 
 
@@ -33,7 +33,7 @@ MOST_PAIRED = 24
 class _SharedChanges:
     """Changed answers that variants share."""
 
-    variants: Sequence[str]  # Those of the table of pairs; the closest ones where there are more than `MOST_PAIRED`
+    variants: Sequence[str]  # Those of the table of pairs; the closest ones where there are more than `_MOST_PAIRED`
     together: Sequence[Sequence[int]]  # Items that both variants changed; the diagonal has each variant's own
     by_count: Mapping[int, int]  # Number of items that exactly k variants changed, by k; over all variants
     n_variants: int  # Variants, and items whose answers are right or wrong, that these numbers are from
@@ -205,11 +205,11 @@ def _alike_table(content: PageContent) -> Table | None:
     models = content.similarity
     if models is None:
         return None
-    shown = models.values[:MOST_PAIRED, :MOST_PAIRED]
+    shown = models.values[:_MOST_PAIRED, :_MOST_PAIRED]
     room = 1.0 - float(shown.min()) if models.shares is not None else 0.0
     cells = [["1" if i == j else f"{x:.4f}" for j, x in enumerate(row)] for i, row in enumerate(shown.tolist())]
     levels = [[_level(room - (1.0 - value), room) for value in row] for row in shown.tolist()]
-    return _pairs("similarity", models.names[:MOST_PAIRED], cells, levels)
+    return _pairs("similarity", models.names[:_MOST_PAIRED], cells, levels)
 
 
 def shared_table(content: PageContent) -> _SharedChanges | None:
@@ -219,7 +219,7 @@ def shared_table(content: PageContent) -> _SharedChanges | None:
         return None
     view = ItemTable(content.items)
     together, by_count = shared_changes(changes, len(content.items))
-    n = min(len(changes), MOST_PAIRED)
+    n = min(len(changes), _MOST_PAIRED)
     return _SharedChanges(
         variants=list(changes)[:n],
         together=together[:n, :n].tolist(),
@@ -249,7 +249,7 @@ def _items_by_task(content: PageContent) -> Table:
 
 
 _HERE = Path(__file__).parent
-MOST_WARNINGS = 6
+_MOST_WARNINGS = 6
 _FIRST = 20  # changed answers, and answers, of the page without scripts
 _MOST_HEAT_INTERVALS = 2_000  # cells; more would be no figure
 
@@ -286,7 +286,7 @@ def render_page(content: PageContent) -> str:
         data=data,
         choice=choice_sentence(content),
         reason=choice_reason(content),
-        most_warnings=MOST_WARNINGS,
+        most_warnings=_MOST_WARNINGS,
         finding=scoreboard_text.finding(board),
         interval=f"{100 * board.level:g} %",
         scores=scores_table(content),
@@ -403,7 +403,7 @@ def _values(board: Scoreboard, name: str) -> str:
     row = next(row for row in board.rows if row.name == name)
     columns: dict[str, ScoreColumn] = {column.key: column for column in board.columns}
     told = [
-        (words if key != KL or CLIPPED.name not in row.cells else "clipped KL {}").format(
+        (words if key != KL or CLIPPED_KL.name not in row.cells else "clipped KL {}").format(
             scoreboard_text.score_text(row, columns[key], interval=True)
         )
         for key, words in _TOLD.items()
@@ -434,7 +434,7 @@ def sample_prompts(content: PageContent) -> dict[str, str]:
     return {task: prompts[row].as_py() or "" for task, row in sorted(first.items())}
 
 
-MOST_COLUMNS = 12
+_MOST_COLUMNS = 12
 """Most variants that a Markdown table has as columns."""
 
 
@@ -451,7 +451,7 @@ def page_markdown(content: PageContent) -> str:
             for group in groups
         ),
     ]
-    if len(content.variants) <= MOST_COLUMNS:
+    if len(content.variants) <= _MOST_COLUMNS:
         heat, shared = heat_map(content), shared_table(content)
         slices = worst_slices(content)
         parts += [table.markdown() for table in (heat, slices) if table.rows]

@@ -13,13 +13,13 @@ from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.significance import Flips
 from mlflow_compress.records import MetricResult
 from mlflow_compress.reporting.plots.style import (
-    BETTER,
+    BETTER_COLOUR,
     GRID,
     INK,
     MUTED,
-    OTHER,
-    VARIANT,
-    WORSE,
+    OTHER_COLOUR,
+    VARIANT_COLOUR,
+    WORSE_COLOUR,
     Drawing,
     horizontal_grid,
     new_axes,
@@ -64,7 +64,7 @@ def draw_divergence(kl: Float, *, unit: str) -> Drawing:
     canvas = new_canvas(4.2 if len(positive) else 2.6)
     if not len(positive):
         axes = canvas.subplots()
-        axes.barh([0], [n], color=VARIANT, height=0.5)
+        axes.barh([0], [n], color=VARIANT_COLOUR, height=0.5)
         axes.set(
             yticks=[0], yticklabels=["KL = 0"], xlim=(0, 1.02 * n), ylim=(-0.6, 0.6), xlabel=f"{unit}s".capitalize()
         )
@@ -74,7 +74,7 @@ def draw_divergence(kl: Float, *, unit: str) -> Drawing:
         axes = _draw_positive(canvas, positive, zeros, unit)
         _mark(axes, mean, "mean", INK, side="right" if p95 >= mean else "left")
         if p95 > 0:
-            _mark(axes, p95, "p95", WORSE, side="left" if p95 >= mean else "right")
+            _mark(axes, p95, "p95", WORSE_COLOUR, side="left" if p95 >= mean else "right")
         title = f"Half of the {unit}s have a KL below {np.median(kl):.2g}, one in twenty above {p95:.2g}"
     noun = unit if zeros == 1 else f"{unit}s"
     caption = (
@@ -94,7 +94,7 @@ def _draw_positive(canvas: Any, positive: Float, zeros: int, unit: str) -> Any:
     else:
         axes = canvas.subplots()
         axes.set_ylabel(f"{unit}s".capitalize())
-    axes.hist(positive, bins=_bins(positive), color=VARIANT, alpha=0.75, edgecolor="white", linewidth=0.6)
+    axes.hist(positive, bins=_bins(positive), color=VARIANT_COLOUR, alpha=0.75, edgecolor="white", linewidth=0.6)
     axes.set_xscale("log")
     axes.margins(x=0.02)
     axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
@@ -109,7 +109,7 @@ def _draw_parts(
 ) -> None:
     """Draw one line per part: its value and interval, and on the right its number of tokens."""
     for y, (name, result) in enumerate(parts.items()):
-        colour = MUTED if name in muted else VARIANT
+        colour = MUTED if name in muted else VARIANT_COLOUR
         axes.plot([result.value], [y], "o", color=colour, markersize=5)
         if result.low is not None and result.high is not None:
             axes.plot([result.low, result.high], [y, y], color=colour, linewidth=1.6)
@@ -191,11 +191,11 @@ def draw_depths(whole: MetricResult, slope: MetricResult | None, parts: Sequence
                 low, high = map(float, str(part.category).split()[1].split("-"))
                 by_begin[low] = ((low + high) / 2, part)
         x, mine = zip(*(by_begin[begin] for begin in sorted(by_begin)), strict=True)
-        style = {"color": VARIANT, "alpha": shade, "marker": _MARKERS[number % len(_MARKERS)], "markersize": 4.5}
+        style = {"color": VARIANT_COLOUR, "alpha": shade, "marker": _MARKERS[number % len(_MARKERS)], "markersize": 4.5}
         axes.plot(x, [part.value for part in mine], linewidth=1.6, label=task.removeprefix("long_"), **style)
         for place, part in zip(x, mine, strict=True):
             if part.low is not None and part.high is not None:
-                axes.plot([place, place], [part.low, part.high], color=VARIANT, alpha=shade * 0.5, linewidth=1.0)
+                axes.plot([place, place], [part.low, part.high], color=VARIANT_COLOUR, alpha=shade * 0.5, linewidth=1.0)
     axes.legend(title="tokens", loc="upper left", bbox_to_anchor=(1.0, 1.0))
     axes.set(xlim=(0, 100), ylim=(0, top), xlabel="Depth in the context, %", ylabel="KL, nats")
     horizontal_grid(axes)
@@ -236,8 +236,10 @@ def draw_margin(bins: Binned, wrong: Binned, *, level: float) -> Drawing:
     centre, share = (bins.left + bins.right) / 2, 100 * bins.mean
     # Bounds of 0 or n events touch the share up to rounding; an error bar must not be negative.
     below, above = np.maximum(share - 100 * bins.low, 0), np.maximum(100 * bins.high - share, 0)
-    axes.bar(centre, share, width=0.86 * (bins.right - bins.left), color=VARIANT, alpha=0.3, linewidth=0)
-    axes.errorbar(centre, share, yerr=[below, above], fmt="o", color=VARIANT, markersize=5, elinewidth=1.6, capsize=0)
+    axes.bar(centre, share, width=0.86 * (bins.right - bins.left), color=VARIANT_COLOUR, alpha=0.3, linewidth=0)
+    axes.errorbar(
+        centre, share, yerr=[below, above], fmt="o", color=VARIANT_COLOUR, markersize=5, elinewidth=1.6, capsize=0
+    )
     axes.plot(centre, 100 * wrong.mean, color=MUTED, linewidth=1.4, marker=".", label="wrong answers of the baseline")
     axes.legend(loc="upper right", frameon=False, fontsize=9)
     for x, n in zip(centre, bins.n, strict=True):
@@ -295,7 +297,7 @@ def draw_categories(groups: Sequence[tuple[str, Flips]]) -> Drawing:
     shown, rest = ordered[:MOST], len(ordered) - MOST
     canvas, axes = new_axes(1.75 + 0.3 * len(shown))
     y, left = np.arange(len(shown)), np.zeros(len(shown))
-    kinds = (("right → wrong", WORSE), ("wrong → right", BETTER), ("wrong → other wrong", OTHER))
+    kinds = (("right → wrong", WORSE_COLOUR), ("wrong → right", BETTER_COLOUR), ("wrong → other wrong", OTHER_COLOUR))
     for (words, colour), width in zip(kinds, np.transpose([parts for *_, parts in shown]), strict=True):
         axes.barh(y, width, left=left, color=colour, height=0.66, label=words)
         left += width
@@ -334,8 +336,8 @@ def draw_answers_part(answers: Forks, *, level: float) -> Drawing:
         np.concatenate([[100.0], 100 * values, 100 * values[-1:] if len(values) else [100.0]])
         for values in (curve.share, curve.low, curve.high)
     )
-    axes.fill_between(times, low, high, step="post", color=VARIANT, alpha=0.18, linewidth=0)
-    axes.step(times, share, where="post", color=VARIANT, linewidth=1.8)
+    axes.fill_between(times, low, high, step="post", color=VARIANT_COLOUR, alpha=0.18, linewidth=0)
+    axes.step(times, share, where="post", color=VARIANT_COLOUR, linewidth=1.8)
     ended = answers.time[~answers.differs]
     if len(ended):
         at = np.unique(ended)

@@ -18,11 +18,11 @@ from matplotlib.transforms import Bbox
 from mlflow_compress.metrics.stats.arrays import Float
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color): distinct under the common colour-vision deficiencies.
-BASELINE, VARIANT = "#8b95a1", "#0072b2"
-WORSE, BETTER, OTHER = "#d55e00", "#009e73", "#b9c0c8"
+BASELINE_COLOUR, VARIANT_COLOUR = "#8b95a1", "#0072b2"
+WORSE_COLOUR, BETTER_COLOUR, OTHER_COLOUR = "#d55e00", "#009e73", "#b9c0c8"
 INK, MUTED, GRID = "#1f2933", "#5c6773", "#e3e7eb"
 
-WIDTH_INCHES, DPI = 7.4, 150  # 1110 pixels
+_WIDTH_INCHES, _DPI = 7.4, 150  # 1110 pixels
 _TITLE_CHARACTERS = 66
 
 RC = {
@@ -59,7 +59,7 @@ class Drawing:
 def new_canvas(height: float) -> Any:
     """Return an empty figure of the common width. It does not use pyplot, and so no global state or display."""
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
-    canvas = Canvas(figsize=(WIDTH_INCHES, height), dpi=DPI, layout=layout)
+    canvas = Canvas(figsize=(_WIDTH_INCHES, height), dpi=_DPI, layout=layout)
     FigureCanvasAgg(canvas)
     return canvas
 

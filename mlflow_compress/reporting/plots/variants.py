@@ -10,7 +10,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import MaxNLocator
 
 from mlflow_compress.decide.gates import DECODE_SPEEDUP, KL, MEMORY_RATIO, SIZE
-from mlflow_compress.decide.scoreboard import BITS, DISTANCES, Scoreboard
+from mlflow_compress.decide.scoreboard import BITS, KL_DISTANCES, Scoreboard
 from mlflow_compress.metrics.conscompf import ModelSimilarity
 from mlflow_compress.metrics.core.metric_registry import key
 from mlflow_compress.metrics.diagnosis import GroupsFound
@@ -47,7 +47,7 @@ SIZES = (
     ),
     _CostAxis(field=SIZE, label="Size, MB", factor=1e-6, shown="{:.3g} MB", **_SIZE),
 )
-SPEED = _CostAxis(
+SPEED_AXIS = _CostAxis(
     field=DECODE_SPEEDUP,
     label="Decode speed, one sequence at a time, over the baseline's",
     shown="{:.2f}x the baseline's decode speed",
@@ -57,7 +57,7 @@ SPEED = _CostAxis(
     higher=True,
     baseline=1.0,
 )
-MEMORY = _CostAxis(
+MEMORY_AXIS = _CostAxis(
     field=MEMORY_RATIO,
     label="Peak memory while serving, over the baseline's",
     shown="{:.2f}x the baseline's peak memory",
@@ -68,7 +68,7 @@ MEMORY = _CostAxis(
 )
 
 
-TOKENS = _CostAxis(
+TOKENS_AXIS = _CostAxis(
     field=COST_RATIO.name,
     label="Tokens to a right answer, over the baseline's",
     shown="{:.2f}x the baseline's tokens to a right answer",
@@ -134,7 +134,7 @@ def draw_variants(
     have is drawn. The Pareto `front`, the best cost first, is highlighted where no variant is `current`. None if fewer
     than `fewest` variants have both a cost and a KL.
     """
-    distance = next((name for name in DISTANCES if any(v.get(name) is not None for v in variants)), KL)
+    distance = next((name for name in KL_DISTANCES if any(v.get(name) is not None for v in variants)), KL)
     axis, points = max(((axis, _points(variants, axis, distance)) for axis in costs), key=lambda pair: len(pair[1]))
     if len(points) < fewest or not points:
         return None
@@ -159,7 +159,9 @@ def draw_variants(
         if steps := [point for point, kl in zip(points_on, closest, strict=True) if point[1] == kl]:
             off_the_line = len(points_on) - len(steps)
             # Behind a step lies what the front beats.
-            upper.step(*zip(*steps, strict=True), where="post", color=style.VARIANT, linewidth=1, alpha=0.5, zorder=1)
+            upper.step(
+                *zip(*steps, strict=True), where="post", color=style.VARIANT_COLOUR, linewidth=1, alpha=0.5, zorder=1
+            )
     if current is not None:
         mine: Mapping[str, Any] = next((v for v in variants if v["name"] == current), {})
         cost = mine.get(COST_RATIO.name) if axis in SIZES else None
@@ -201,7 +203,7 @@ def _panels(canvas: Any, above: bool, zero: bool) -> list[Any]:
 def _scatter(axes: Any, points: Sequence[_Point], highlighted: Sequence[str]) -> None:
     for p in points:
         mine = p.name in highlighted
-        colour, size, order = (style.VARIANT, 95, 4) if mine else (style.BASELINE, 46, 3)
+        colour, size, order = (style.VARIANT_COLOUR, 95, 4) if mine else (style.BASELINE_COLOUR, 46, 3)
         bar = {"color": colour, "linewidth": 1.5, "alpha": 0.7, "zorder": 2}
         if p.kl > 0 and p.low is not None and p.high is not None:
             low = p.low if p.low > 0 else p.kl / 10  # a bound of 0 has no place on a log axis: the bar just runs down
@@ -248,7 +250,7 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
         return None
     canvas, axes = style.new_axes(4.8)
     kinds = {kind: [row for row in above if row["kind"] == kind] for kind in ("uniform", "searched")}
-    for (kind, members), colour in zip(kinds.items(), (style.BASELINE, style.VARIANT), strict=True):
+    for (kind, members), colour in zip(kinds.items(), (style.BASELINE_COLOUR, style.VARIANT_COLOUR), strict=True):
         for row in members:
             if row["kl_low"] is not None and row["kl_low"] > 0:
                 axes.plot([row["bits_per_weight"]] * 2, [row["kl_low"], row["kl_high"]], color=colour, linewidth=1.5)
@@ -260,9 +262,11 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     if len(ends := kinds["uniform"]) > 1:
         x = np.linspace(ends[0]["bits_per_weight"], ends[-1]["bits_per_weight"], 400)
         mix = np.interp(x, [row["bits_per_weight"] for row in ends], [row["kl"] for row in ends])
-        axes.plot(x, mix, color=style.BASELINE, linewidth=1, linestyle="--", zorder=1, label="linear mix of uniform")
+        axes.plot(
+            x, mix, color=style.BASELINE_COLOUR, linewidth=1, linestyle="--", zorder=1, label="linear mix of uniform"
+        )
     if gate is not None:
-        axes.axhline(gate, color=style.WORSE, linewidth=1, zorder=1, label=f"gate: KL {gate:g}")
+        axes.axhline(gate, color=style.WORSE_COLOUR, linewidth=1, zorder=1, label=f"gate: KL {gate:g}")
     axes.set_yscale("log")
     axes.grid(color=style.GRID, linewidth=0.6)
     axes.set(xlabel="Stored bits per weight of the linear layers", ylabel="KL to the baseline, nats (log axis)")
@@ -308,7 +312,7 @@ def draw_pairs(pooled: Mapping[str, MetricResult], *, level: float) -> style.Dra
 
 def _panel(axes: Any, baseline: MetricResult, variant: MetricResult, label: str) -> None:
     top = 0.0
-    for x, (result, colour) in enumerate(((baseline, style.BASELINE), (variant, style.VARIANT))):
+    for x, (result, colour) in enumerate(((baseline, style.BASELINE_COLOUR), (variant, style.VARIANT_COLOUR))):
         axes.bar([x], [result.value], color=colour, width=0.56, alpha=0.85)
         peak = result.value
         if result.low is not None and result.high is not None:
@@ -334,7 +338,7 @@ def draw_matrix(similarity: ModelSimilarity) -> style.Drawing:
     image = style.draw_heat_map(
         axes,
         similarity.values,
-        ["#ffffff", style.VARIANT],
+        ["#ffffff", style.VARIANT_COLOUR],
         number="{:.3f}".format if size <= _MOST_MODELS else None,
         is_dark=lambda value: value > (lowest + 1) / 2 + 0.2 * (1 - lowest),
         vmin=0.0 if similarity.shares is None else lowest,
@@ -367,7 +371,7 @@ def draw_map(models: ModelSimilarity) -> style.Drawing | None:
             [x],
             [y],
             s=80 if base else 46,
-            color=style.BASELINE if base else style.VARIANT,
+            color=style.BASELINE_COLOUR if base else style.VARIANT_COLOUR,
             edgecolor="white",
             zorder=3,
         )
@@ -397,7 +401,7 @@ def draw_correlations(board: Scoreboard) -> style.Drawing | None:
         low, high = sorted((metrics.index(first), metrics.index(second)))
         values[high, low] = np.nan if c.value is None else c.value
     canvas, axes = style.new_axes(1.6 + 0.46 * size)
-    shades = (style.WORSE, "#ffffff", style.VARIANT)
+    shades = (style.WORSE_COLOUR, "#ffffff", style.VARIANT_COLOUR)
     shown = values[1:, :-1]
     style.draw_heat_map(
         axes, shown, shades, number="{:+.2f}".format, is_dark=lambda x: abs(x) > 0.75, fontsize=10, vmin=-1, vmax=1
@@ -434,7 +438,7 @@ def draw_layer_map(results: GroupsFound) -> style.Drawing | None:
     image = style.draw_heat_map(
         axes,
         values,
-        ["#f2f7fb", "#7fb8d8", style.VARIANT, "#00304d"],
+        ["#f2f7fb", "#7fb8d8", style.VARIANT_COLOUR, "#00304d"],
         number=(lambda value: f"{value:.2g}" if value else "0") if len(layers) <= _MOST_LAYERS else None,
         is_dark=lambda value: value > 0 and norm(value) > 0.55,
         norm=norm,

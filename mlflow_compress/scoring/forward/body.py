@@ -20,14 +20,14 @@ from mlflow_compress.scoring.plan.packing import NO_PREFIX, Ids, PackedBatch, Pa
 
 Tensor = torch.Tensor
 KeysValues = list[tuple[Tensor, Tensor]]  # per layer, each (1, n_heads, n_tokens, head_dim)
-NAME = "mlp"
+MLP = "mlp"
 
 
 def _find_last_layer(model: Any) -> torch.nn.Module | None:
     """Return a model's last layer, or None where it has no module `mlp` that takes hidden states and nothing else."""
     layers = decoder_layers(model)
     last = layers[1][-1] if layers is not None else None
-    mlp = getattr(last, NAME, None)
+    mlp = getattr(last, MLP, None)
     return last if mlp is not None and len(inspect.signature(mlp.forward).parameters) == 1 else None
 
 
@@ -52,7 +52,7 @@ def _mlp_at_rows(layer: torch.nn.Module | None, where: tuple[Tensor, Tensor]) ->
     """Return a block within which a layer's feed-forward part is computed at some batch rows and positions only."""
     if layer is None:
         return nullcontext()
-    return replaced_modules(layer, {NAME: _MlpAtRows(layer.get_submodule(NAME), where)})
+    return replaced_modules(layer, {MLP: _MlpAtRows(layer.get_submodule(MLP), where)})
 
 
 class Body:

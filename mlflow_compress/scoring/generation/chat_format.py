@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 PLAIN = "plain"
 _MARK = "mark-of-an-answer"
 _TOOL = "name-of-a-tool"
-PLAIN_UNTIL = "\nUser:"  # ends an answer in the plain format: here the model begins the user's next turn
+_PLAIN_UNTIL = "\nUser:"  # ends an answer in the plain format: here the model begins the user's next turn
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ChatFormat:
     @property
     def until(self) -> tuple[str, ...]:
         """Texts at which an answer is cut; none where an end token ends it."""
-        return (PLAIN_UNTIL,) if self.name == PLAIN else ()
+        return (_PLAIN_UNTIL,) if self.name == PLAIN else ()
 
     @property
     def adds_special_tokens(self) -> bool:

@@ -20,10 +20,10 @@ class RowStats(NamedTuple):
 
 Tensor = torch.Tensor
 DIVERGENCES = ("kl", "kl_reverse", "js", "tv")
-UPPER_BOUNDS = (math.inf, math.inf, math.log(2), 1.0)  # of each divergence, in the same order
+_UPPER_BOUNDS = (math.inf, math.inf, math.log(2), 1.0)  # of each divergence, in the same order
 MAX_LOG_RATIO = 60.0  # above this ln(q/p), p is near the smallest float32
 TOP = 10  # most probable tokens that are compared
-PERSISTENCE = 0.9  # parameter p of the rank-biased overlap; the first ten ranks then have 86 % of the weight
+_PERSISTENCE = 0.9  # parameter p of the rank-biased overlap; the first ten ranks then have 86 % of the weight
 BLOCK = 128  # tokens per block; the highest logit of each block is stored
 _TILE = 1 << 24  # logits that are computed with at once
 
@@ -83,7 +83,7 @@ def stable_divergences(logp: Tensor, logq: Tensor) -> Tensor:
 
 def _clip_to_range(divergences: Tensor) -> Tensor:
     """Clip each divergence to its range, which rounding may exceed; NaN remains NaN."""
-    for divergence, highest in zip(divergences, UPPER_BOUNDS, strict=True):
+    for divergence, highest in zip(divergences, _UPPER_BOUNDS, strict=True):
         divergence.clamp_(0.0, highest)
     return divergences
 
@@ -139,8 +139,8 @@ def top_token_overlap(common: Tensor) -> tuple[Tensor, Tensor]:
     k = common.shape[1]
     rank = torch.arange(k)
     shares = common.double() / (rank + 1)
-    weights = PERSISTENCE ** (rank + 1).double()
-    rbo = shares[:, -1] * PERSISTENCE**k + (1 - PERSISTENCE) / PERSISTENCE * (shares @ weights)
+    weights = _PERSISTENCE ** (rank + 1).double()
+    rbo = shares[:, -1] * _PERSISTENCE**k + (1 - _PERSISTENCE) / _PERSISTENCE * (shares @ weights)
     return shares[:, -1], rbo
 
 

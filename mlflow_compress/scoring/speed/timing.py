@@ -15,9 +15,9 @@ from mlflow_compress.models import checkpoint_config
 from mlflow_compress.records import Timings
 from mlflow_compress.transport.json_process import JsonProcess
 
-TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vllm", "llama.cpp"
+_TRANSFORMERS, VLLM, LLAMA_CPP = "transformers", "vllm", "llama.cpp"
 
-MOST_ROUNDS = 4  # times the fewest
+_MOST_ROUNDS = 4  # times the fewest
 PROCESSES = 3  # per model, in which its memory is measured; in the last one it is timed, too
 BATCHES = (1, 8)  # sequences that are generated together: one user, and a busy server
 _OF_VLLM = ("compressed-tensors", "gptq", "awq", "fp8")
@@ -45,13 +45,13 @@ def runtime_of(folder: Path, device: str) -> _RuntimeChoice:
             return _RuntimeChoice(None, "llama.cpp is not installed here (extra llama-cpp)")
         return _RuntimeChoice(LLAMA_CPP)
     if kind is None:
-        return _RuntimeChoice(TRANSFORMERS)
+        return _RuntimeChoice(_TRANSFORMERS)
     if kind in _OF_VLLM:
         return _RuntimeChoice(VLLM)
     if kind == "bitsandbytes" and device == "cpu":
         return _RuntimeChoice(None, "bitsandbytes' weights are expanded on a CPU: its kernels run on a GPU")
     if kind in ("torchao", "bitsandbytes"):
-        return _RuntimeChoice(TRANSFORMERS)
+        return _RuntimeChoice(_TRANSFORMERS)
     return _RuntimeChoice(None, f"it is not known which runtime computes with the format {kind}")
 
 
@@ -134,7 +134,7 @@ class TimingPlan:
     prompt_tokens: int  # Length of a prompt
     new_tokens: int  # Tokens that are generated for it
     repeats: int  # Fewest rounds that count; one more comes before them, to warm up
-    # Whether the rounds so far are enough; they end after `MOST_ROUNDS` times the fewest in any case
+    # Whether the rounds so far are enough; they end after `_MOST_ROUNDS` times the fewest in any case
     enough: Callable[[Mapping[str, Timings]], bool] = lambda timings: True
 
     def prompts(self, batch: int, repeat: int) -> list[list[int]]:
@@ -169,7 +169,7 @@ def timings_in_turn(models: Mapping[str, _Generates], plan: TimingPlan) -> dict[
     """
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in models}
     timings: dict[str, Timings] = {}
-    for repeat in range(-1, MOST_ROUNDS * plan.repeats):
+    for repeat in range(-1, _MOST_ROUNDS * plan.repeats):
         if repeat >= plan.repeats and plan.enough(timings):
             break
         for batch in BATCHES:
