@@ -130,6 +130,7 @@ class EvaluationConfig(Group):
         "auto", "prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F"
     )
     limit: int = option(0, "items per category and task after a seeded shuffle; 0 takes all", ge=0)
+
     apply_chat_template: bool = option(
         False, "show lettered tasks and those of lm-evaluation-harness in the model's chat template", within=_TASK_ARGS
     )
@@ -138,6 +139,7 @@ class EvaluationConfig(Group):
         "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)",
         within=_TASK_ARGS,
     )
+
     enable_thinking: bool = option(
         True,
         "tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once",
@@ -155,6 +157,7 @@ class EvaluationConfig(Group):
         "for your own",
         within=_TASK_ARGS,
     )
+
     noise_items: int = option(
         200,
         "items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes all",
@@ -365,6 +368,7 @@ class JudgeModelConfig(Group):
         ge=0,
         within=_JUDGE_ARGS,
     )
+
     judge_concurrency: int = option(16, "calls to the judge at the same time", ge=1, within=_JUDGE_ARGS)
     judge_timeout: float = option(120.0, "seconds for one call to the judge", gt=0, within=_JUDGE_ARGS)
     judge_max_retries: int = option(
@@ -376,6 +380,7 @@ class JudgeModelConfig(Group):
     judge_tokens_per_minute: int = option(
         0, "tokens of prompts and longest replies in a minute; 0 is no limit", ge=0, within=_JUDGE_ARGS
     )
+
     judge_prices: OptionalText = option(
         None,
         "YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost",

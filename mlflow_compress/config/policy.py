@@ -111,7 +111,7 @@ class Requirements(Group):
     max_cut_pct: float = option(1.0, "largest share of the items whose prompt was cut to the context, in percent", ge=0)
 
 
-class UtilityTerm(Group):
+class _UtilityTerm(Group):
     """One metric of a weighted utility."""
 
     metric: str = option(..., "name of a metric that the main run shows")
@@ -136,7 +136,7 @@ class Objective(Group):
     normalisation: Literal["range", "scale"] = option(
         "range", "of the utility: 'range' maps the worst variant that passes to 0 and the best to 1; 'scale' divides"
     )
-    utility: tuple[UtilityTerm, ...] = option((), "its terms: {metric: size/bytes, weight: 0.7}")
+    utility: tuple[_UtilityTerm, ...] = option((), "its terms: {metric: size/bytes, weight: 0.7}")
 
     def model_post_init(self, context: Any, /) -> None:
         if self.by == "utility" and not self.utility:

@@ -26,7 +26,7 @@ from mlflow_compress.metrics.thinking import THINKING, ThinkingModels, squared_c
 
 
 @dataclass(frozen=True, kw_only=True)
-class ItemValue:
+class _ItemValue:
     """One bounded value per item, whose mean is a metric."""
 
     of: Callable[[MetricInputs], Float]  # The values, NaN where an item has none; shape (n_items,)
@@ -108,15 +108,17 @@ def _thought(
     of: Callable[[ThinkingModels], Float | Bool],
     per: Callable[[ThinkingModels], Float | Bool] | None = None,
     **more: Any,
-) -> ItemValue:
-    return ItemValue(of=partial(_drawn, of), per=None if per is None else partial(_drawn, per), family=THINKING, **more)
+) -> _ItemValue:
+    return _ItemValue(
+        of=partial(_drawn, of), per=None if per is None else partial(_drawn, per), family=THINKING, **more
+    )
 
 
 def _right_delta(models: ThinkingModels) -> Float:
     return np.asarray(models.variant.right - models.again.right)
 
 
-THOUGHTS: Mapping[str, ItemValue] = {
+THOUGHTS: Mapping[str, _ItemValue] = {
     "reasoning/pass_at_1": _thought(lambda m: m.variant.right, lambda m: np.isfinite(m.variant.right)),
     "reasoning/pass_at_1_delta": _thought(_right_delta, lambda m: np.isfinite(_right_delta(m)), low=-1.0),
     # Of two answers, one right, the estimate of either variance is 1/4; it is less of more.
@@ -127,20 +129,20 @@ THOUGHTS: Mapping[str, ItemValue] = {
     ),
     "reasoning/cut_pct": _thought(lambda m: m.variant.cut, factor=100.0),
 }
-VALUES: Mapping[str, ItemValue] = {
-    "distance/flips_pct": ItemValue(of=lambda inputs: np.abs(_delta(inputs)), factor=100.0),
-    "distance/all_flips_pct": ItemValue(of=_all_flips, factor=100.0),
-    "distance/c2w_pct": ItemValue(of=_from_right_to_wrong, factor=100.0),
-    DELTA: ItemValue(of=_delta, low=-1.0),
-    "distance/kl_clipped_mean": ItemValue(of=lambda inputs: np.minimum(_kl(inputs), CLIP), high=CLIP),
-    "distance/kl_above_clip_pct": ItemValue(
+VALUES: Mapping[str, _ItemValue] = {
+    "distance/flips_pct": _ItemValue(of=lambda inputs: np.abs(_delta(inputs)), factor=100.0),
+    "distance/all_flips_pct": _ItemValue(of=_all_flips, factor=100.0),
+    "distance/c2w_pct": _ItemValue(of=_from_right_to_wrong, factor=100.0),
+    DELTA: _ItemValue(of=_delta, low=-1.0),
+    "distance/kl_clipped_mean": _ItemValue(of=lambda inputs: np.minimum(_kl(inputs), CLIP), high=CLIP),
+    "distance/kl_above_clip_pct": _ItemValue(
         of=lambda inputs: np.where(np.isnan(_kl(inputs)), np.nan, _kl(inputs) > CLIP), factor=100.0
     ),
-    "distance/js_mean": ItemValue(of=_column("js", LN2), high=LN2),
-    "distance/acceptance": ItemValue(of=lambda inputs: 1.0 - _column("tv")(inputs)),
-    "distance/top1_agreement": ItemValue(of=_column("same_top")),
-    "distance/top10_agreement": ItemValue(of=_column("top10")),
-    "distance/rbo10": ItemValue(of=_column("rbo10")),
+    "distance/js_mean": _ItemValue(of=_column("js", LN2), high=LN2),
+    "distance/acceptance": _ItemValue(of=lambda inputs: 1.0 - _column("tv")(inputs)),
+    "distance/top1_agreement": _ItemValue(of=_column("same_top")),
+    "distance/top10_agreement": _ItemValue(of=_column("top10")),
+    "distance/rbo10": _ItemValue(of=_column("rbo10")),
     **THOUGHTS,
 }
 """The metrics that can be decided item by item."""

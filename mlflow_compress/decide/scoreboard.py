@@ -181,7 +181,7 @@ def _cells(variant: ScoredVariant, columns: Collection[str]) -> dict[str, Scoreb
 
 
 @dataclass(frozen=True, kw_only=True)
-class Luck:
+class _Luck:
     """What other calibration samples change in a variant: its spread between makes."""
 
     runs: tuple[str, ...]  # The main runs of its further makes
@@ -199,7 +199,7 @@ class Closer:
     flips: float | None  # Probability that the first has fewer flips
 
 
-def _luck(variants: Sequence[ScoredVariant]) -> tuple[dict[str, Luck], tuple[Closer, ...]]:
+def _luck(variants: Sequence[ScoredVariant]) -> tuple[dict[str, _Luck], tuple[Closer, ...]]:
     """Return the spread of every variant with several makes, and every pair of which a fresh make can be predicted.
 
     Nothing is said of makes that were scored on drawn items.
@@ -223,7 +223,7 @@ def _luck(variants: Sequence[ScoredVariant]) -> tuple[dict[str, Luck], tuple[Clo
     spreads = {name: [of(make_spread, values) for values in makes[name]] for name in several if name in makes}
     return (
         {
-            name: Luck(runs=runs, kl=kl, flips=flips)
+            name: _Luck(runs=runs, kl=kl, flips=flips)
             for name, runs in several.items()
             for kl, flips in [spreads.get(name, (None, None))]
         },
@@ -307,7 +307,7 @@ Kind = Literal[
 
 
 @dataclass(frozen=True)
-class ScoreWarning:
+class _ScoreWarning:
     """One warning: its kind, a sentence, and the variants that it is about."""
 
     kind: Kind
@@ -317,32 +317,32 @@ class ScoreWarning:
 
 def _warnings(
     variants: Sequence[ScoredVariant], separations: Sequence[Separation], same_kl: Sequence[tuple[str, ...]]
-) -> Iterator[ScoreWarning]:
+) -> Iterator[_ScoreWarning]:
     """Yield every warning; `same_kl` has the groups that cannot be told apart by their KL."""
     for v in variants:
         if v.lacking:
-            yield ScoreWarning("no_verdict", f"no verdict on {v.name}: {'; '.join(v.lacking)}", (v.name,))
+            yield _ScoreWarning("no_verdict", f"no verdict on {v.name}: {'; '.join(v.lacking)}", (v.name,))
     if given := sorted({v.seed for v in variants if v.seed}):
         text = f"seed {_and(given)} was given: of many seeds, one may show what is wanted"
-        yield ScoreWarning("given_seed", text, tuple(v.name for v in variants if v.seed))
+        yield _ScoreWarning("given_seed", text, tuple(v.name for v in variants if v.seed))
     for v in variants:
         reason = v.reason.removesuffix(".")
         if v.status == "failed":
-            yield ScoreWarning("failed", f"{v.name} failed: {reason}", (v.name,))
+            yield _ScoreWarning("failed", f"{v.name} failed: {reason}", (v.name,))
         elif v.status == "unsupported":
-            yield ScoreWarning("unsupported", f"{v.name} was not started: {reason}", (v.name,))
+            yield _ScoreWarning("unsupported", f"{v.name} was not started: {reason}", (v.name,))
     for v in variants:
         if v.status == "finished" and v.reason:
-            yield ScoreWarning("failed", f"{v.name} is not complete: {v.reason.removesuffix('.')}", (v.name,))
+            yield _ScoreWarning("failed", f"{v.name} is not complete: {v.reason.removesuffix('.')}", (v.name,))
     for v in variants:
         if v.left_out:
-            yield ScoreWarning("unlike_answers", f"{v.name}: {v.left_out}", (v.name,))
+            yield _ScoreWarning("unlike_answers", f"{v.name}: {v.left_out}", (v.name,))
     yield from _fewer_bits(variants, separations)
     for group in same_kl:
-        yield ScoreWarning("not_told_apart", f"{_and(group)} cannot be told apart by their KL", group)
+        yield _ScoreWarning("not_told_apart", f"{_and(group)} cannot be told apart by their KL", group)
 
 
-def _fewer_bits(variants: Sequence[ScoredVariant], separations: Sequence[Separation]) -> Iterator[ScoreWarning]:
+def _fewer_bits(variants: Sequence[ScoredVariant], separations: Sequence[Separation]) -> Iterator[_ScoreWarning]:
     apart = {frozenset((s.first, s.second)): s.kl is not None and s.kl.significant for s in separations}
     measured = [v for v in variants if v.bits is not None and KL in v.results]
     for pair in itertools.combinations(measured, 2):
@@ -353,7 +353,7 @@ def _fewer_bits(variants: Sequence[ScoredVariant], separations: Sequence[Separat
         if low < high:
             sure = "" if apart.get(frozenset((fewer.name, more.name))) else ", which is within the noise"
             text = f"{fewer.name} has fewer bits than {more.name} and a smaller KL ({low:.3g} < {high:.3g}){sure}"
-            yield ScoreWarning("fewer_bits_beat_more", text, (fewer.name, more.name))
+            yield _ScoreWarning("fewer_bits_beat_more", text, (fewer.name, more.name))
 
 
 def _and(names: Sequence[str]) -> str:
@@ -383,7 +383,7 @@ class ScoreRow:
     runtime: str = ""
     not_timed: str = ""
     made_once: bool = False
-    luck: Luck | None = None  # None where it was made once
+    luck: _Luck | None = None  # None where it was made once
     drawn: str = ""
 
     @property
@@ -412,7 +412,7 @@ class Scoreboard:
     separations: tuple[Separation, ...]  # Every pair of finished variants
     # By metric (mean KL, accuracy difference): neighbours of which no two are told apart
     groups: Mapping[str, tuple[tuple[str, ...], ...]]
-    warnings: tuple[ScoreWarning, ...]  # What a reader must know before a decision
+    warnings: tuple[_ScoreWarning, ...]  # What a reader must know before a decision
     # Pairs of which at least one was made several times, and the other too, or it is made once and for all
     closer: tuple[Closer, ...] = ()
     drawn_from: int | None = None  # Items of which those of some variant were drawn; None where all were scored

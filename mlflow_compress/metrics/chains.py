@@ -36,7 +36,7 @@ _EDGE = 100  # tokens at the beginning of a thought, and at its end, that are lo
 
 
 @dataclass(frozen=True)
-class ChainTokens:
+class _ChainTokens:
     """Both models on every token of the baseline's chains; every array has shape (n_tokens,)."""
 
     question: Int  # Number of the token's chain; every question has one
@@ -62,7 +62,7 @@ class ChainTokens:
         return np.asarray(thought & (self.entropy > np.quantile(self.entropy[thought], 1.0 - _FORKING_SHARE)))
 
 
-def chain_tokens(inputs: MetricInputs) -> ChainTokens:
+def chain_tokens(inputs: MetricInputs) -> _ChainTokens:
     """Return what both models make of the baseline's chains; scores of other tokens are an error."""
     run, variant = inputs.baseline, inputs.variant
     assert run.chains is not None and run.chain_scores is not None  # `requires` has been checked
@@ -92,7 +92,7 @@ def chain_tokens(inputs: MetricInputs) -> ChainTokens:
         for name, values in columns.items():
             parts.setdefault(name, []).append(np.asarray(values))
         n_before += len(chains)
-    return ChainTokens(**{name: np.concatenate(values) for name, values in parts.items()})  # type: ignore[arg-type]
+    return _ChainTokens(**{name: np.concatenate(values) for name, values in parts.items()})  # type: ignore[arg-type]
 
 
 def _marker_tokens(chains: Chains) -> list[set[int]]:
@@ -106,7 +106,7 @@ def _marker_tokens(chains: Chains) -> list[set[int]]:
     return found
 
 
-def chain_parts(tokens: ChainTokens) -> Iterator[tuple[str, Bool]]:
+def chain_parts(tokens: _ChainTokens) -> Iterator[tuple[str, Bool]]:
     """Iterate over the named parts of the chains, and which tokens belong to each."""
     thought, index, n = tokens.thought, tokens.index, tokens.n_thought
     tenth = np.where(thought, 10 * index // np.maximum(n, 1), -1)
@@ -133,6 +133,7 @@ CHAIN_KL = _key(
     headline=134,
     floor="noise/chain_kl",
 )
+
 _times = keys_of("reasoning", unit="ratio", counted="tokens", on_request=True)
 _FORKING_RATIO = _times(
     "chain_kl_forking_ratio",
@@ -149,6 +150,7 @@ _MARKER_FORKING_RATIO = _times(
     "neither",
     "The same at forking places alone: markers against other forking places.",
 )
+
 _PARTED = MetricKey.percent(
     "reasoning/chain_parted_pct",
     "lower",
@@ -197,7 +199,7 @@ def chain_kl(inputs: MetricInputs) -> list[MetricResult]:
     return results
 
 
-def _mean(tokens: ChainTokens, rows: Bool) -> Ratio:
+def _mean(tokens: _ChainTokens, rows: Bool) -> Ratio:
     return Ratio(*group_sums(tokens.kl[rows], tokens.question[rows]))
 
 

@@ -149,6 +149,7 @@ _LENGTH = _length(
     floor=_LENGTH_FLOOR.name,
     noticed="length of answers",
 )
+
 _DEFECTS_PCT = _percent(
     "defects_pct",
     "lower",
@@ -170,6 +171,7 @@ DEFECTS_DELTA = _percent(
 _FLOOR = _percent(
     "defects_floor_pct", "neither", "The baseline's second sample minus its first: what an equal model has.", low=-100.0
 )
+
 WORST_SLICE = slice_key(
     "judge/worst_slice_defects_pct",
     "Points by which the variant has more sampled answers with a defect,",

@@ -74,9 +74,7 @@ class ThinkingModels:
 
 def thinking_models(inputs: MetricInputs) -> ThinkingModels:
     """Return what both models answered, read once; an answer that is not there is an `AlignmentError`."""
-    if "_thinking_models" not in inputs.__dict__:  # as a cached_property would
-        inputs.__dict__["_thinking_models"] = _thinking_models(inputs)
-    return inputs.__dict__["_thinking_models"]  # type: ignore[no-any-return]
+    return inputs.once("answers to problems", lambda: _thinking_models(inputs))
 
 
 def _thinking_models(inputs: MetricInputs) -> ThinkingModels:
@@ -142,7 +140,7 @@ def pass_at_k(right: int, n: int, k: int) -> float:
     return 1.0 - comb(n - right, k) / comb(n, k)
 
 
-def majority_right(answers: list[str | None], right: Float) -> float:
+def _majority_right(answers: list[str | None], right: Float) -> float:
     """Return whether the most frequent answer is right, from the answers of one question; NaN where none is there.
 
     Of several that are equally frequent one is drawn: the value is the share of them that is right.
@@ -205,6 +203,7 @@ PASS_DELTA = _share(
     label="Right answers, difference",
     noticed="right answers to problems",
 )
+
 _of_questions = keys_of("reasoning", unit="share", high=1.0, on_request=True)
 _PASS_K = _of_questions("pass_at_k", "higher", "Probability that one of k answers is right, k half of those drawn.")
 _PASS_K_BASELINE = _of_questions("pass_at_k_baseline", "higher", "The same of the baseline.")
@@ -212,6 +211,7 @@ _PASS_K_DELTA = _of_questions("pass_at_k_delta", "higher", "Variant minus baseli
 _MAJORITY = _of_questions("majority_at_k", "higher", "Questions whose most frequent answer is right.")
 _MAJORITY_BASELINE = _of_questions("majority_at_k_baseline", "higher", "The same of the baseline.")
 _MAJORITY_DELTA = _of_questions("majority_at_k_delta", "higher", "Variant minus baseline.", low=-1.0)
+
 _FLIPS_FLOOR = _percent("flips_floor_pct", "neither", f"The same of {_EQUAL}", low=-100.0)
 PROBLEM_FLIPS = _percent(
     "flips_pct",
@@ -280,7 +280,7 @@ def thinking(inputs: MetricInputs) -> list[MetricResult]:
         return np.array([pass_at_k(c, n, k) if n >= k else np.nan for c, n in counts])
 
     def majority(one: DrawnAnswers) -> Float:
-        return np.array([majority_right(read, right) for read, right in zip(one.read, one.right, strict=True)])
+        return np.array([_majority_right(read, right) for read, right in zip(one.read, one.right, strict=True)])
 
     for values, (own, base, delta) in (
         (of_k, (_PASS_K, _PASS_K_BASELINE, _PASS_K_DELTA)),

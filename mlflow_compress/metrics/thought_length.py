@@ -9,7 +9,7 @@ from mlflow_compress.metrics.core.metric_inputs import MetricInputs
 from mlflow_compress.metrics.core.metric_registry import MetricKey, keys_of, metric
 from mlflow_compress.metrics.stats.arrays import Float
 from mlflow_compress.metrics.stats.bootstrap import difference_of, ratio, ratio_of_ratios
-from mlflow_compress.metrics.thinking import ANSWERED_PROBLEMS, DrawnAnswers, thinking_models
+from mlflow_compress.metrics.thinking import ANSWERED_PROBLEMS, DrawnAnswers, ThinkingModels, thinking_models
 from mlflow_compress.records import MetricResult
 
 _times = keys_of("reasoning", unit="ratio", unchanged=1.0, counted="answers", on_request=True)
@@ -28,6 +28,7 @@ LENGTH = _times(
     on_main_run=False,
     noticed="length of thoughts",
 )
+
 _SAME = "question by question, where both have some"
 _LENGTH_RIGHT = _times("length_ratio_right", "neither", f"The same of right answers, {_SAME}.", counted="items")
 _LENGTH_WRONG = _times("length_ratio_wrong", "neither", f"The same of wrong answers, {_SAME}.", counted="items")
@@ -43,6 +44,7 @@ _KINDS = {
         ("loops", "cut at the token limit while they repeat a span"),
     )
 }
+
 _FOUND = _percent(
     "found_and_lost_pct",
     "neither",
@@ -57,6 +59,7 @@ _FOUND_DELTA = _percent("found_and_lost_delta_pct", "neither", "Variant minus ba
 _FOUND_BY_CHANCE = _percent(
     "found_by_chance_pct", "neither", "The variant's, held against the right answers of other questions."
 )
+
 _hesitations = keys_of("reasoning", unit="markers", counted="answers", on_request=True)
 _HESITATION = _hesitations(
     "hesitation_per_1k", "neither", "Hesitation markers in the variant's thoughts per 1,000 tokens."
@@ -66,6 +69,7 @@ _HESITATION_DELTA = _hesitations("hesitation_per_1k_delta", "neither", "Variant 
 _HESITATION_FLOOR = _hesitations(
     "hesitation_per_1k_floor", "neither", "The baseline's second sampling minus its first.", low=-np.inf
 )
+
 _COST = _tokens(
     "tokens_per_right",
     "lower",
@@ -83,6 +87,10 @@ COST_RATIO = _times(
     unit="times",
     label="Tokens to a right answer, ratio",
 )
+
+
+_share_of = partial(Proportion.of, even=True)
+_positive = partial(Resampled, jackknife=True, positive=True)
 
 
 def _found_share(means: Float) -> Float:
@@ -124,13 +132,22 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
     counts as not right here. There is no result where a model has no right answer.
     """
     models = thinking_models(inputs)
+    estimates: dict[MetricKey, Estimate] = {
+        **_lengths(models),
+        **_kinds(models),
+        **_hesitation(models),
+        **_found_and_lost(models),
+        **_tokens_per_right(models),
+    }
+    return pooled(inputs, estimates)
+
+
+def _lengths(models: ThinkingModels) -> dict[MetricKey, Estimate]:
     first, again, variant, groups = models.first, models.again, models.variant, models.groups
-    positive = partial(Resampled, jackknife=True, positive=True)
-    share_of = partial(Proportion.of, even=True)
 
     def length(one: DrawnAnswers, other: DrawnAnswers) -> Resampled:
         columns = np.column_stack([other.tokens.ravel(), one.tokens.ravel()])
-        return positive(columns, ratio, groups=groups, most=float(columns.max()))
+        return _positive(columns, ratio, groups=groups, most=float(columns.max()))
 
     def length_where(value: float) -> Resampled:
         means = []
@@ -139,49 +156,68 @@ def thought_length(inputs: MetricInputs) -> list[MetricResult]:
             total, n = (one.tokens * chosen).sum(axis=1), chosen.sum(axis=1)
             means.append(np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0))
         both = np.isfinite(means).all(axis=0)
-        return positive(np.column_stack(means)[both], ratio, n_unscored=int((~both).sum()))
+        return _positive(np.column_stack(means)[both], ratio, n_unscored=int((~both).sum()))
 
-    estimates: dict[MetricKey, Estimate] = {
+    return {
         LENGTH: length(again, variant),
         _LENGTH_FLOOR: length(first, again),
         _LENGTH_RIGHT: length_where(1.0),
         _LENGTH_WRONG: length_where(0.0),
     }
+
+
+def _kinds(models: ThinkingModels) -> dict[MetricKey, Estimate]:
+    groups = models.groups
+    estimates: dict[MetricKey, Estimate] = {}
     for kind, (share, base, delta) in _KINDS.items():
-        a, b = (getattr(one, kind).ravel() for one in (again, variant))
+        a, b = (getattr(one, kind).ravel() for one in (models.again, models.variant))
         estimates |= {
-            share: share_of(b, groups),
-            base: share_of(a, groups),
+            share: _share_of(b, groups),
+            base: _share_of(a, groups),
             delta: PairedDifference.of(a, b, groups, even=True),
         }
-    hesitant = {
-        one: np.column_stack([1000.0 * one.hesitations.ravel(), one.tokens.ravel()]) for one in (first, again, variant)
-    }
-    for key, one in ((_HESITATION, variant), (_HESITATION_BASELINE, again)):
-        estimates[key] = Resampled(hesitant[one], ratio, groups=groups)
-    for key, one, other in ((_HESITATION_DELTA, again, variant), (_HESITATION_FLOOR, first, again)):
-        both = np.column_stack([hesitant[one], hesitant[other]])
-        estimates[key] = Resampled(both, difference_of(ratio), groups=groups)
+    return estimates
 
-    wrong = {who: (one.right == 0.0).ravel() for who, one in (("baseline", again), ("variant", variant))}
-    found = {"baseline": again.found.ravel(), "variant": variant.found.ravel()}
-    mine = wrong["variant"]
-    estimates |= {
-        _FOUND: share_of(found["variant"][mine], groups[mine]),
-        _FOUND_BASELINE: share_of(found["baseline"][wrong["baseline"]], groups[wrong["baseline"]]),
-        _FOUND_BY_CHANCE: share_of(variant.found_another.ravel()[mine], groups[mine]),
+
+def _hesitation(models: ThinkingModels) -> dict[MetricKey, Estimate]:
+    first, again, variant = (
+        np.column_stack([1000.0 * one.hesitations.ravel(), one.tokens.ravel()])
+        for one in (models.first, models.again, models.variant)
+    )
+    alone, paired = partial(Resampled, groups=models.groups), difference_of(ratio)
+    return {
+        _HESITATION: alone(variant, ratio),
+        _HESITATION_BASELINE: alone(again, ratio),
+        _HESITATION_DELTA: alone(np.column_stack([again, variant]), paired),
+        _HESITATION_FLOOR: alone(np.column_stack([first, again]), paired),
     }
-    parts = [column for who in wrong for column in (found[who] & wrong[who], wrong[who])]
-    if wrong["baseline"].any() and mine.any():
-        some = wrong["baseline"] | mine
-        columns = np.column_stack(parts).astype(np.float64)[some]
+
+
+def _found_and_lost(models: ThinkingModels) -> dict[MetricKey, Estimate]:
+    again, variant, groups = models.again, models.variant, models.groups
+    before, now = ((one.right == 0.0).ravel() for one in (again, variant))  # wrong answers
+    found_before, found = again.found.ravel(), variant.found.ravel()
+    estimates: dict[MetricKey, Estimate] = {
+        _FOUND: _share_of(found[now], groups[now]),
+        _FOUND_BASELINE: _share_of(found_before[before], groups[before]),
+        _FOUND_BY_CHANCE: _share_of(variant.found_another.ravel()[now], groups[now]),
+    }
+    if before.any() and now.any():
+        some = before | now
+        columns = np.column_stack([found_before & before, before, found & now, now]).astype(np.float64)[some]
         estimates[_FOUND_DELTA] = Resampled(columns, difference_of(_found_share), groups=groups[some])
+    return estimates
+
+
+def _tokens_per_right(models: ThinkingModels) -> dict[MetricKey, Estimate]:
+    again, variant, groups = models.again, models.variant, models.groups
     costs = [column for one in (variant, again) for column in (one.tokens.ravel(), (one.right == 1.0).ravel())]
     columns = np.column_stack(costs).astype(np.float64)
+    estimates: dict[MetricKey, Estimate] = {}
     if (variant.right == 1.0).any():
-        estimates[_COST] = positive(columns[:, :2], ratio, groups=groups)
+        estimates[_COST] = _positive(columns[:, :2], ratio, groups=groups)
     if (again.right == 1.0).any():
-        estimates[_COST_BASELINE] = positive(columns[:, 2:], ratio, groups=groups)
-    if _COST in estimates and _COST_BASELINE in estimates:
-        estimates[COST_RATIO] = positive(columns, ratio_of_ratios, groups=groups)
-    return pooled(inputs, estimates)
+        estimates[_COST_BASELINE] = _positive(columns[:, 2:], ratio, groups=groups)
+    if len(estimates) == 2:
+        estimates[COST_RATIO] = _positive(columns, ratio_of_ratios, groups=groups)
+    return estimates

@@ -39,6 +39,7 @@ _CALLED_DELTA = _key(
     noticed="answers with a call of a tool",
 )
 _CALLED_FLOOR = _key("called_floor_pct", "neither", f"The same of {_EQUAL}", low=-100.0)
+
 _PRECISION = _key(
     "trigger_precision_pct", "higher", "Of the variant's answers with a call, those where its baseline calls too."
 )
@@ -56,6 +57,7 @@ F1 = _key(
     floor=_F1_FLOOR.name,
     on_main_run=False,
 )
+
 _SAME_FUNCTIONS = _key(
     "same_functions_pct", "higher", "Of answers with a call of both models, those that call the same functions."
 )
@@ -67,6 +69,7 @@ _SAME_CALLS = _key(
     floor=_SAME_CALLS_FLOOR.name,
     unchanged=100.0,
 )
+
 _JSON = _key("json_pct", "higher", "Of the variant's answers with a call, those whose calls are all valid JSON.")
 _JSON_BASELINE = _key("json_pct_baseline", "higher", "The same of the baseline.")
 SCHEMA = _key(
@@ -84,6 +87,7 @@ _SCHEMA_DELTA = _key(
     "schema_delta_pct", "higher", "Variant minus baseline.", low=-100.0, noticed="calls valid against the schema"
 )
 _SCHEMA_FLOOR = _key("schema_floor_pct", "neither", f"The difference of {_EQUAL}", low=-100.0)
+
 _RIGHT = _key(
     "right_pct",
     "higher",
@@ -103,12 +107,14 @@ _RIGHT_DELTA = _key(
     noticed="right calls",
 )
 _RIGHT_FLOOR = _key("right_floor_pct", "neither", f"The difference of {_EQUAL}", low=-100.0)
+
 _GOLD_PRECISION = _key(
     "gold_precision_pct", "higher", "Of the variant's answers with a call, those where a call is right."
 )
 _GOLD_RECALL = _key("gold_recall_pct", "higher", "Of the variant's answers where a call is right, those with a call.")
 _GOLD_F1 = _key("gold_f1_pct", "higher", "F1 of the variant's decisions to call against the right ones.")
 _GOLD_F1_BASELINE = _key("gold_f1_pct_baseline", "higher", "The same of the baseline.")
+
 _decision = keys_of("tools", unit="nats", on_request=True)
 _DECISION_KL_FLOOR = _decision(
     "decision_kl_floor", "neither", "The same of the baseline's second run, under another batch composition."

@@ -61,6 +61,7 @@ def parted_thoughts(
         if (row["task"], row["item_id"]) in place and row["read_baseline"] and row["read_variant"]
     ]
     largest = [row for by, row in sorted(moved, key=lambda one: -one[0])[:most] if by > 0.0]
+
     shown = []
     for row in largest:
         key = row["task"], row["item_id"]
@@ -74,6 +75,7 @@ def parted_thoughts(
         if first is not None:
             token = would.column("argmax")[np.argsort(would.column("position"))][first]
             parts = f"the variant parts at token {first + 1:,} of {len(order):,}{_instead(chains, int(token))}"
+
         gold = read_gold(row["answer"], rule)
         theirs = _drawn(variant.generations, row)
         ours = _drawn(baseline.generations, row)[: len(theirs)]

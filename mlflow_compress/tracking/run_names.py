@@ -13,12 +13,14 @@ FINGERPRINT = "fingerprint"
 EVALUATION = "evaluation"  # evaluation id: only runs with the same id may be compared
 ORDERED_BY = "distance/kl_mean"  # metric by which runs are ordered
 N_ITEMS = "items/n"  # metric: items with a prediction, pooled in the headline
+
 CHECKPOINT = "checkpoint"
 CHECKPOINT_SHA256 = "checkpoint_sha256"  # of method, settings and weight files; distinguishes variants of the same name
 BASE_WEIGHTS = "base_weights"  # SHA-256 of the baseline's weight files; several models may have the same name
 WEIGHTS_KEPT = "weights"  # of a logged model: "logged" (stored with it), "reference" (to a folder) or "served" (none)
 EVALUATE_RUN = "evaluate_run_id"  # of a served variant's model: the run that has measured it
 SERVED_TAGS = ("served_model", "endpoint", "server", EVALUATE_RUN)  # of a served variant's main run, model and version
+
 METHOD = "method"
 SERVED_BY = "served_by"  # of a main run: targets that take its checkpoint, or "none"; not there where nobody knows
 BASELINE_RUN = "baseline_run_id"  # of an evaluate run: the run of its baseline
@@ -30,6 +32,7 @@ SCORED_BEFORE = "scored_before"  # of an evaluation on more items: the run that 
 SKIPPED = "skipped"  # what was left out, and why
 PROCESSOR = "speed/processor_seconds"  # metric of a stage's run
 TRUNCATED = "items/truncated_prompts"  # metric of an evaluation: prompts that were too long and lost their beginning
+
 DECISION = "decision"  # of a registered version: the run that gave it an alias
 POLICY = "policy"  # of a decision: SHA-256 of the policy
 ALIAS, REGISTERED_MODEL = "alias", "registered_model"  # of a decision: what it is about
@@ -39,6 +42,7 @@ RECEIPT = "receipt"  # of an evaluate run, a decision and a version: SHA-256 of 
 WAIVER = "waiver"  # of a decision that needed it: the waiver in one sentence
 DELIVERY = "delivery"  # of a decision that a webhook has asked for: MLflow's id of the delivery
 MOVED_FROM, MOVED_TO = "moved_from", "moved_to"  # of a decision that moved the alias: versions
+
 VARIANT_KEY = "variant_key"  # of a main run: hash of checkpoint, evaluation and judge, by which a sweep finds it
 EVALUATED_KEY, JUDGED_KEY, TIMED_KEY = "evaluated_key", "judged_key", "timed_key"  # the same in parts, by stage
 ON_LEADERBOARD = "leaderboard"  # of a main run: "shown", or which run has its results and more

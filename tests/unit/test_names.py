@@ -82,6 +82,51 @@ def test_no_two_public_functions_have_one_name_with_two_meanings() -> None:
     assert {name: sorted(found) for name, found in places.items() if len(found) > 1 and name not in FUNCTIONS} == {}
 
 
+CONSTANTS = {
+    "logger": "of its module",
+    "Tensor": "torch's",
+    "LIBRARIES": "what a module of a stage needs, read by one name",
+    "open_model": "what times a model, read by one name",
+    "PACKAGES": "distributions that the module needs",
+    "CORPUS_KL": "a metric's key, and its name",
+    "EMBEDDINGS": "the records of an answer's vectors, and a group of weights",
+    "VARIANT": "whether there is one, and the tag with its name",
+    "COMPARISONS": "whether there are any, and the kinds of them",
+}
+"""Constants and aliases without an underscore that occur twice."""
+
+
+def test_no_two_constants_or_aliases_have_one_name_with_two_meanings() -> None:
+    places = defaultdict(set)
+    for path, tree in _trees().items():
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets += [node.target] if isinstance(node, ast.AnnAssign) else []
+            names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
+            for name in names:
+                if len(name) > 1 and not name.startswith("_"):  # one letter is a type variable
+                    places[name].add(str(path.relative_to(PACKAGE)))
+    assert len(places) > 300
+    assert {name: sorted(found) for name, found in places.items() if len(found) > 1 and name not in CONSTANTS} == {}
+
+
+def test_no_function_is_longer_than_80_lines_and_no_block_of_code_than_40() -> None:
+    functions, blocks = [], []
+    for path, tree in _trees().items():
+        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        imported = {line for node in imports for line in range(node.lineno, (node.end_lineno or 0) + 1)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                functions.append(((node.end_lineno or 0) + 1 - node.lineno, f"{path.name}: {node.name}"))
+        length = 0
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            length = length + 1 if line.strip() and number not in imported else 0
+            blocks.append((length, f"{path.name}: {number}"))
+    assert len(functions) > 1000
+    assert [where for lines, where in functions if lines > 80] == []
+    assert [where for lines, where in blocks if lines > 40] == []
+
+
 def test_no_module_takes_a_private_name_of_another() -> None:
     taken = []
     for path, tree in _trees().items():

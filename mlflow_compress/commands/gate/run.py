@@ -511,6 +511,7 @@ def run_gate(
     evaluation = config.of_stage(EvaluateConfig)
     made, suite = described(config.checkpoint, config.source, config.served), suite_of(evaluation)
     _check_served(made, policy)
+
     store = opened(store, config.experiment)
     label = baseline_label(config.source, config.served)
     base, variant = models.open_both(evaluation, progress)
@@ -528,10 +529,7 @@ def run_gate(
         run.set_tags({run_names.EVALUATION: baseline.evaluation, run_names.BASELINE_RUN: baseline.run_id})
         inputs = MetricInputs(baseline=baseline.records)
         families = inputs.headline_families
-        check_places(wanted.checks, inputs.view, families)
-        wanted = replace(wanted, checks=tuple(check.within(inputs.view) for check in wanted.checks))
-        if not set(families) & set(inputs.view.scored):
-            wanted = _without_kl(wanted)
+        wanted = _on_these_items(wanted, inputs.view, families)
 
         keys, n_unanswered = _needed_items(wanted.checks, inputs, families)
         groups = _ItemsInGroups.find(wanted.checks, inputs.view, families)
@@ -574,6 +572,13 @@ def run_gate(
     if config.output is not None:
         _write_verdict(verdict, Path(config.output))
     return verdict
+
+
+def _on_these_items(wanted: ItemPolicy, view: ItemTable, families: Sequence[str]) -> ItemPolicy:
+    """Return a policy's checks as they are made on the items, without KL where no item has option scores."""
+    check_places(wanted.checks, view, families)
+    wanted = replace(wanted, checks=tuple(check.within(view) for check in wanted.checks))
+    return wanted if set(families) & set(view.scored) else _without_kl(wanted)
 
 
 def _check_served(made: VariantManifest, policy: Policy) -> None:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from mlflow_compress.commands.gc.result import Retention
 
 
-class GcConfig(Parameters):
+class _GcConfig(Parameters):
     """Show which runs of a store may be deleted, and what that frees; delete them if asked, for `mlflow gc`."""
 
     older_than: int = option(90, "days since a run ended, before which it stays", ge=0)
@@ -17,7 +17,7 @@ class GcConfig(Parameters):
     delete: bool = option(False, "true deletes; otherwise it is a dry run")
 
 
-@register_command("gc", GcConfig, heading="keep", place=27, project=False)
+@register_command("gc", _GcConfig, heading="keep", place=27, project=False)
 def gc(**parameters: Any) -> "Retention":
     """Return which runs of MLflow's store may be deleted, what that frees, and why the others stay.
 
@@ -32,7 +32,7 @@ def gc(**parameters: Any) -> "Retention":
         ...
     mlflow_compress.errors.ConfigError: Parameter 'older_than' is too small.
     """
-    config = configured(GcConfig, parameters)
+    config = configured(_GcConfig, parameters)
     from mlflow_compress.commands.gc.result import Retention
     from mlflow_compress.tracking.retention import deletable_runs, mark_deleted
     from mlflow_compress.tracking.tracker import Tracker

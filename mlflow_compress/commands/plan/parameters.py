@@ -15,7 +15,7 @@ AutoOrNumber = Annotated[float, Field(gt=0)] | Literal["auto"]
 _MACHINE_ARGS = Together("machine_args", "what the work would run on, and how long answers are: name=value,name=value")
 
 
-class MachineConfig(Group):
+class _MachineConfig(Group):
     """What the work would run on. Give what a device sustains, not its data sheet's peak."""
 
     devices: int = option(1, "GPUs, or machines without one", ge=1)
@@ -62,7 +62,7 @@ class PlanConfig(Parameters):
     answers: groups.AnswerConfig = groups.AnswerConfig()
     judge: bool = like(MainConfig, "judge")
     save: Save = like(SweepConfig, "save")
-    machine: MachineConfig = MachineConfig()
+    machine: _MachineConfig = _MachineConfig()
 
     @property
     def made(self) -> int:

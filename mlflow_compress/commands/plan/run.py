@@ -166,7 +166,7 @@ def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows:
     return work
 
 
-def instruction_answers(
+def _instruction_answers(
     instructions: list[Instruction], tokenizer: Any, config: PlanConfig, max_length: int
 ) -> tuple[GeneratedWork, GeneratedWork]:
     """Return the answers that are graded (every turn, after the longest earlier ones), and the samples of the first."""
@@ -192,7 +192,32 @@ def generated(prompts: list[int], longest: int, config: PlanConfig, *, samples: 
     )
 
 
-def chains_work(prompts: Sequence[int], usual: int, *, batch_tokens: int, head_rows: int) -> Workload:
+@dataclass(frozen=True)
+class _SuiteAnswers:
+    """The answers that a suite asks for."""
+
+    of_both: list[GeneratedWork]  # Each model writes these
+    of_baseline: list[GeneratedWork]  # Those, and what the baseline alone writes
+    thoughts: list[GeneratedWork]  # Of these, the thoughts that both models read
+
+    @classmethod
+    def of(cls, suite: Suite, encoder: Encoder, config: PlanConfig) -> "_SuiteAnswers":
+        written: list[GeneratedWork] = []
+        again: list[GeneratedWork] = []
+        thoughts: list[GeneratedWork] = []
+        for task in suite.tasks:
+            if (how := task.answering) is None:
+                continue
+            lengths = [len(ids) for ids in encoder.ids(task.items.column("prompt").tolist())]
+            answers = partial(generated, longest=how.max_new_tokens, config=config)
+            written += [answers(lengths), *([answers(lengths, samples=how.samples)] if how.samples else [])]
+            if how.thinking is not None:  # the baseline draws again, and writes its thoughts
+                again.append(written[-1])
+                thoughts.append(answers(lengths[:MOST_CHAINS]))
+        return cls(of_both=written, of_baseline=[*written, *again, *thoughts], thoughts=thoughts)
+
+
+def _chains_work(prompts: Sequence[int], usual: int, *, batch_tokens: int, head_rows: int) -> Workload:
     """Return the work of scoring the baseline's own thoughts, one behind each prompt, if all are of one length."""
     sizes = sorted((n + usual for n in prompts), reverse=True)
     scored: list[Positions] = [np.arange(n - usual, n) for n in sizes]
@@ -206,7 +231,7 @@ _FREE = 0.9  # share of a device's memory that a model and its work may take
 _SCALE_BITS = 16 / 128  # a scale of 16 bits for every 128 weights
 
 
-class StageCosts:
+class _StageCosts:
     """The costs of each stage, and how the model lies on the devices: `per_copy`, `copies`, as in `CostPlan`.
 
     - `stored_bytes`, `number_bytes`: Bytes of one weight in the baseline's files, and of one number while the model
@@ -453,23 +478,17 @@ def run_plan(config: PlanConfig) -> CostPlan:
     on_cpu = _on_cpu(config)
     dtype = _dtype("float32" if on_cpu and config.inference.dtype == "auto" else config.inference.dtype, model_config)
     limits = default_limits(shape.vocabulary, on_gpu=not on_cpu)
+
     scored = scored_work(suite, encoder, **limits)
     again = noise_sample(suite, config.evaluation.noise_items, seed=config.source.seed)
     noise = scored_work(again, encoder, **limits)
-    written, written_once = [], []  # By both models, and by the baseline alone
-    for task in suite.tasks:
-        if (how := task.answering) is None:
-            continue
-        lengths = [len(ids) for ids in encoder.ids(task.items.column("prompt").tolist())]
-        answers = partial(generated, longest=how.max_new_tokens, config=config)
-        written += [answers(lengths), *([answers(lengths, samples=how.samples)] if how.samples else [])]
-        if how.thinking is not None:  # it draws again, and it writes the thoughts that both models read
-            thoughts = answers(lengths[:MOST_CHAINS])
-            written_once += [written[-1], thoughts]
-            scored += chains_work(thoughts.prompts, thoughts.usual, **limits)
-            first = thoughts.prompts[: config.evaluation.noise_items or None]
-            noise += chains_work(first, thoughts.usual, **limits)
-    costs = StageCosts(
+    answers = _SuiteAnswers.of(suite, encoder, config)
+    for thoughts in answers.thoughts:
+        scored += _chains_work(thoughts.prompts, thoughts.usual, **limits)
+        first = thoughts.prompts[: config.evaluation.noise_items or None]
+        noise += _chains_work(first, thoughts.usual, **limits)
+
+    costs = _StageCosts(
         config,
         shape,
         scored,
@@ -477,22 +496,42 @@ def run_plan(config: PlanConfig) -> CostPlan:
         number_bytes=dtype.itemsize,
         offloaded=_offloaded(config, model_config, dtype) if config.source.device == BALANCED else None,
     )
-    both = [*written, *written_once]
-    stages = [costs.evaluated("baseline", scored, both, read=costs.base, written=costs.states, captures=True)]
+
+    stages = [
+        costs.evaluated("baseline", scored, answers.of_baseline, read=costs.base, written=costs.states, captures=True)
+    ]
     if noise.tokens:
         stages.append(costs.evaluated("baseline again (noise)", noise, (), read=costs.states, heads=2))
     if config.save != "all":
         stages.append(_screened(config, costs, scored))
     stages.append(costs.compression())
     read, times = costs.checkpoint + costs.states, config.made
-    stages.append(costs.evaluated("evaluate", scored, written, read=read, heads=2, times=times, expanded=True))
+    stages.append(costs.evaluated("evaluate", scored, answers.of_both, read=read, heads=2, times=times, expanded=True))
     if config.judge:  # what the judge's own calls cost, its stage estimates
         judged = JudgeConfig(source=config.source, answers=config.answers, inference=config.inference)
-        graded, samples = instruction_answers(instructions_of(judged), tokenizer, config, length)
+        graded, samples = _instruction_answers(instructions_of(judged), tokenizer, config, length)
         twice = (graded, samples, samples)  # the baseline's are drawn twice: their likeness is the noise floor
         stages.append(costs.evaluated("answers of the baseline", Workload(), twice, read=costs.base))
         once = (graded, samples)
         stages.append(costs.evaluated("answers", Workload(), once, read=costs.checkpoint, times=times, expanded=True))
+
+    return CostPlan(
+        model=model_label(config.source.model),
+        parameters=shape.parameters,
+        active_parameters=shape.active,
+        devices=config.machine.devices,
+        devices_per_copy=costs.per_copy,
+        copies=costs.copies,
+        stages=tuple(stages),
+        waiting_bytes=float(costs.offloaded.waiting) if costs.offloaded else 0.0,
+        states_bytes=costs.states,
+        checkpoint_bytes=costs.checkpoint,
+        notes=_notes(config, costs, stages, on_cpu=on_cpu),
+    )
+
+
+def _notes(config: PlanConfig, costs: _StageCosts, stages: Sequence[StageCost], *, on_cpu: bool) -> tuple[str, ...]:
+    """Return what the figures rest on, and what to know of this plan."""
     machine = costs.machine
     device = ("machine like this one", "machines like this one") if on_cpu else ("GPU", "GPUs")
     assumed = (
@@ -506,30 +545,18 @@ def run_plan(config: PlanConfig) -> CostPlan:
     )
     room, most = costs.per_copy * _FREE * machine.memory, max(stage.memory for stage in stages)
     spread = f"The layers of one copy lie on {costs.per_copy} devices, which work one after another"
-    return CostPlan(
-        model=model_label(config.source.model),
-        parameters=shape.parameters,
-        active_parameters=shape.active,
-        devices=config.machine.devices,
-        devices_per_copy=costs.per_copy,
-        copies=costs.copies,
-        stages=tuple(stages),
-        waiting_bytes=float(costs.offloaded.waiting) if costs.offloaded else 0.0,
-        states_bytes=costs.states,
-        checkpoint_bytes=costs.checkpoint,
-        notes=(
-            assumed,
-            *_NOTES,
-            f"Answers are counted with {lengths_of}; memory is that of {_BATCH} at once at their greatest length",
-            *([_TOO_LONG.format(most / 1e9, room / 1e9)] if most > room else []),
-            *([spread] if costs.per_copy > 1 else []),
-            *([_LAYERS] if costs.offloaded else []),
-            *([_SCREENED] if config.save != "all" else []),
-        ),
+    return (
+        assumed,
+        *_NOTES,
+        f"Answers are counted with {lengths_of}; memory is that of {_BATCH} at once at their greatest length",
+        *([_TOO_LONG.format(most / 1e9, room / 1e9)] if most > room else []),
+        *([spread] if costs.per_copy > 1 else []),
+        *([_LAYERS] if costs.offloaded else []),
+        *([_SCREENED] if config.save != "all" else []),
     )
 
 
-def _screened(config: PlanConfig, costs: StageCosts, scored: Workload) -> StageCost:
+def _screened(config: PlanConfig, costs: _StageCosts, scored: Workload) -> StageCost:
     if costs.offloaded is None:
         raise ConfigError(
             "Variants are scored before they are made where a model does not fit into memory",

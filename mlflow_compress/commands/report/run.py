@@ -141,40 +141,10 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
     judges = filter(None, map(finished_judge, children.values()))
     answers_run = next((judge.data.tags[ANSWERS_RUN] for judge in judges), None)
     settings = _settings(runs)
-    variants = []
-    thoughts: list[PartedThought] = []
-
-    for name, run in runs.items():
-        judge = finished_judge(children[name])
-        answered = None
-        if judge is not None and judge.data.tags[ANSWERS_RUN] == answers_run and HIDDEN not in judge.data.tags:
-            answered = tracker.fetch(judge.info.run_id, RECORDS)
-        speed = children[name].get("speed")
-        timed = speed if speed is not None and speed.info.status == "FINISHED" else None
-        measured = [stage for stage in (children[name]["evaluate"], judge, timed) if stage is not None]
-        folder = tracker.fetch(children[name]["evaluate"].info.run_id, RECORDS)
-        # Answers that were not drawn are no changes, and no missing answers either: the page shows the numbers alone.
-        has_all = baseline.items is not None and not (folder / f"{Draws.NAME}.parquet").is_file()
-        thinks = baseline.chains is not None and len(thoughts) < MOST_SHOWN
-        records = _read(
-            folder, OptionScores, OptionDistances, Generations, *((ChainScores, ChainDistances) if thinks else ())
-        )
-        if thinks:
-            problems = tracker.json_of(children[name]["evaluate"], "problems.json")
-            thoughts += parted_thoughts(name, problems, baseline, records, most=max(1, MOST_SHOWN // len(runs)))
-        variants.append(
-            PageVariant(
-                name=name,
-                verdict=run.data.tags[run_names.VERDICT],
-                run_id=run.info.run_id,
-                address=shared_run_address(tracker.uri, run.info.experiment_id, run.info.run_id),
-                results=results_of(tracker, measured),
-                settings=settings[name],
-                changes=changes_of(baseline, records) if has_all else None,
-                answers=_table(answered, Generations) if answered else None,
-                grades=_table(answered, Judgments) if answered else None,
-            )
-        )
+    variants = [
+        _page_variant(tracker, name, run, children[name], settings[name], baseline, answers_run)
+        for name, run in runs.items()
+    ]
 
     gates = promotion.gates_of(policy, policy_file)
     makes = {row.name: None if row.made_once else 1 + len(row.luck.runs if row.luck else ()) for row in board.finished}
@@ -210,9 +180,57 @@ def page_content(tracker: Tracker, board: Scoreboard, policy: Policy, policy_fil
             **({"hash of task": tasks} if isinstance(tasks, dict) else {}),
         },
         similarity=answer_similarity(tracker, board, children),
-        thoughts=thoughts,
+        thoughts=_parted_thoughts(tracker, children, baseline) if baseline.chains is not None else [],
         notes=_notes(len(runs), children, len(answered_by)),
     )
+
+
+def _page_variant(
+    tracker: Tracker,
+    name: str,
+    run: Any,
+    stages: Mapping[str, Any],
+    settings: Mapping[str, str],
+    baseline: RunRecords,
+    answers_run: str | None,
+) -> PageVariant:
+    """Return what the page shows about one variant; answers only if they are to the prompts of `answers_run`."""
+    judge, speed = finished_judge(stages), stages.get("speed")
+    answered = None
+    if judge is not None and judge.data.tags[ANSWERS_RUN] == answers_run and HIDDEN not in judge.data.tags:
+        answered = tracker.fetch(judge.info.run_id, RECORDS)
+    timed = speed if speed is not None and speed.info.status == "FINISHED" else None
+    measured = [stage for stage in (stages["evaluate"], judge, timed) if stage is not None]
+    folder = tracker.fetch(stages["evaluate"].info.run_id, RECORDS)
+    # Answers that were not drawn are no changes, and no missing answers either: the page shows the numbers alone.
+    has_all = baseline.items is not None and not (folder / f"{Draws.NAME}.parquet").is_file()
+    records = _read(folder, OptionScores, OptionDistances, Generations) if has_all else None
+
+    return PageVariant(
+        name=name,
+        verdict=run.data.tags[run_names.VERDICT],
+        run_id=run.info.run_id,
+        address=shared_run_address(tracker.uri, run.info.experiment_id, run.info.run_id),
+        results=results_of(tracker, measured),
+        settings=settings,
+        changes=changes_of(baseline, records) if records is not None else None,
+        answers=_table(answered, Generations) if answered else None,
+        grades=_table(answered, Judgments) if answered else None,
+    )
+
+
+def _parted_thoughts(
+    tracker: Tracker, children: Mapping[str, Mapping[str, Any]], baseline: RunRecords
+) -> list[PartedThought]:
+    """Return where thoughts of the variants part from the baseline's, as many as a page shows."""
+    thoughts: list[PartedThought] = []
+    for name, stages in children.items():
+        if len(thoughts) < MOST_SHOWN:
+            evaluation = stages["evaluate"]
+            records = _read(tracker.fetch(evaluation.info.run_id, RECORDS), Generations, ChainScores, ChainDistances)
+            problems = tracker.json_of(evaluation, "problems.json")
+            thoughts += parted_thoughts(name, problems, baseline, records, most=max(1, MOST_SHOWN // len(children)))
+    return thoughts
 
 
 def _table(folder: Path, kind: type[R]) -> R | None:

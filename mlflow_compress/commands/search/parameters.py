@@ -55,7 +55,7 @@ Budgets = Annotated[OptionalNames, AfterValidator(_positive_numbers)]
 _SEARCH_ARGS = Together("search_args", "how candidates are measured: name=value,name=value")
 
 
-class SearchSpaceConfig(Group):
+class _SearchSpaceConfig(Group):
     """Which formats may be mixed, and within what."""
 
     formats: Names = option(
@@ -79,6 +79,7 @@ class SearchSpaceConfig(Group):
         None, "in place of bits_per_weight: most bytes of all stored tensors, and of the cache with cache_formats"
     )
     max_kl: Budgets = option(None, "in place of both: find the smallest variant within this KL (nats, upper end)")
+
     repair: OptionalText = option(
         None,
         "in place of all: id of a main run whose variant a policy refuses; find the fewest extra bytes with which it "
@@ -99,6 +100,7 @@ class SearchSpaceConfig(Group):
         ge=0,
         within=_SEARCH_ARGS,
     )
+
     group_size: str = like(CompressionConfig, "group_size")
     calibration: str = like(CompressionConfig, "calibration")
     calibration_samples: AutoOrCount = like(CompressionConfig, "calibration_samples")
@@ -121,7 +123,7 @@ class SearchConfig(Parameters):
     """Mixed precision: the closest variant within a budget of bits, or the smallest within a KL."""
 
     source: SourceConfig = SourceConfig()
-    space: SearchSpaceConfig = SearchSpaceConfig()
+    space: _SearchSpaceConfig = _SearchSpaceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     traces: TracesConfig = TracesConfig()
     inference: InferenceConfig = InferenceConfig()

@@ -40,7 +40,7 @@ class SweepPlace:
     uri: str  # The store, and the folder of state (see `home`)
     home: str
     process: str  # The name of the sweep's process in that folder
-    # How judge models are reached, without secrets: see `judge_access`. None where no answers are judged.
+    # How judge models are reached, without secrets: see `_judge_access`. None where no answers are judged.
     judge: Mapping[str, str] | None
 
     @classmethod
@@ -51,11 +51,11 @@ class SweepPlace:
             uri=tracker.uri,
             home=str(home(tracker.uri)),
             process=own_name(tracker.uri),
-            judge=judge_access() if judge else None,
+            judge=_judge_access() if judge else None,
         )
 
 
-def judge_access() -> dict[str, str]:
+def _judge_access() -> dict[str, str]:
     """Return how this process reaches judge models: whether it has a key, and addresses without passwords."""
     addresses = {variable: shown_url(os.environ.get(variable, "").strip()) for variable in VARIABLES.values()}
     return {KEY_VARIABLE: "set" if os.environ.get(KEY_VARIABLE, "").strip() else "not set", **addresses}
@@ -97,7 +97,7 @@ def _check(place: SweepPlace) -> None:
             got=place.home,
             fix=f"Set {HOME} to a folder on a disk that all machines share",
         )
-    here = judge_access()
+    here = _judge_access()
     if place.judge is not None and (differ := [name for name, value in place.judge.items() if here[name] != value]):
         raise ConfigError(
             f"The environment variable {differ[0]} is not the same on the machine of a worker",

@@ -10,7 +10,7 @@ from mlflow_compress.config import declarations, groups
 Save = Literal["all", "passing", "winner"]
 
 
-class GridConfig(declarations.Group):
+class _GridConfig(declarations.Group):
     """Which variants, and what they share."""
 
     methods: declarations.Names = declarations.option(
@@ -45,7 +45,7 @@ class SweepConfig(declarations.Parameters):
     """Many variants of one baseline, evaluated alike: a main run each, and a scoreboard of all."""
 
     source: groups.SourceConfig = groups.SourceConfig()
-    variants: GridConfig = GridConfig()
+    variants: _GridConfig = _GridConfig()
     evaluation: groups.EvaluationConfig = groups.EvaluationConfig()
     sampling: groups.SamplingConfig = groups.SamplingConfig()
     traces: groups.TracesConfig = groups.TracesConfig()

@@ -15,7 +15,7 @@ _LETTER = "\n\nThink step by step, and end with the letter of the right answer i
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProblemSet:
+class _ProblemSet:
     """A data set and how its rows become problems."""
 
     dataset: str  # Hub id, configuration (None if there is only one) and split
@@ -46,7 +46,7 @@ class ProblemSet:
         return Parts(tasks=tuple(family.build(name, rows, settings)))
 
 
-def _register_problems(name: str, source: ProblemSet, *, licence: str, items: str, rule: str) -> None:
+def _register_problems(name: str, source: _ProblemSet, *, licence: str, items: str, rule: str) -> None:
     """Register a data set as a named task."""
     asked = (source.dataset, source.config, source.split, source.compare, source.most_tokens, source.asks)
     TASKS.register(name)(
@@ -64,7 +64,7 @@ def _register_problems(name: str, source: ProblemSet, *, licence: str, items: st
 
 _register_problems(
     "math500",
-    ProblemSet(
+    _ProblemSet(
         dataset="HuggingFaceH4/MATH-500",
         split="test",
         compare="math",
@@ -91,7 +91,7 @@ for _name, _dataset, _split, _licence in (
 ):
     _register_problems(
         _name,
-        ProblemSet(dataset=_dataset, split=_split, compare="number", most_tokens=32_768, problem=_aime),
+        _ProblemSet(dataset=_dataset, split=_split, compare="number", most_tokens=32_768, problem=_aime),
         licence=_licence,
         items=f"30 {_split}",
         rule="the number behind the thought is the answer, a whole number",
@@ -109,7 +109,7 @@ def _gpqa(row: _DatasetRow, number: int, settings: TaskSettings) -> dict[str, st
 
 _register_problems(
     "gpqa_diamond",
-    ProblemSet(
+    _ProblemSet(
         dataset="Idavidrein/gpqa",
         config="gpqa_diamond",
         split="train",
@@ -133,7 +133,7 @@ def _gsm8k(row: _DatasetRow, number: int, settings: TaskSettings) -> dict[str, s
 
 _register_problems(
     "gsm8k_thinking",
-    ProblemSet(
+    _ProblemSet(
         dataset="openai/gsm8k", config="main", split="test", compare="number", most_tokens=8_192, problem=_gsm8k
     ),
     licence="MIT",

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from mlflow_compress.metrics.stats.flip_model import expected_flips
 from mlflow_compress.metrics.stats.intervals import Interval
 from mlflow_compress.metrics.stats.stratified import Design, EstimateOf, Units
 from mlflow_compress.records import Draws, Generations, MetricResult, OptionScores, RunRecords, align
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +131,7 @@ class MetricInputs:
     embeddings: AnswerEmbeddings | None = None  # Input of the similarity metrics
     samples: AnswerSamples | None = None  # Input of the health of answers
     settings: MetricSettings = field(default_factory=MetricSettings)  # Intervals and splits
+    _computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
     # The baseline's records of all items; `baseline` has those of the drawn ones, where the variant's were drawn
     whole_baseline: RunRecords = field(init=False)
 
@@ -257,10 +261,14 @@ class MetricInputs:
         run = self.noise if noise else self.variant
         if run is None or run.option_distances is None:
             raise DataError("There are no option distances")
-        name = f"_distance_{column}_{noise}"
-        if name not in self.__dict__:  # computed once, as a cached_property would
-            self.__dict__[name] = item_table.option_means(self.view, run.option_distances, column)
-        return np.asarray(self.__dict__[name], dtype=np.float64)
+        distances = run.option_distances
+        return self.once(f"{column}, noise={noise}", lambda: item_table.option_means(self.view, distances, column))
+
+    def once(self, name: str, compute: Callable[[], T]) -> T:
+        """Return what several metrics read of these records: computed at the first call."""
+        if name not in self._computed:
+            self._computed[name] = compute()
+        return self._computed[name]  # type: ignore[no-any-return]
 
     @cached_property
     def scored_by_both(self) -> Bool:

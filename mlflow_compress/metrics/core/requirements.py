@@ -121,6 +121,7 @@ TRACES = _given(
     "the baseline wrote no text of its own (tasks=traces)",
     lambda inputs: bool(len(inputs.baseline.traces or ())),
 )
+
 # The model that a run is about. Beside a served one, a baseline that is not served is not timed.
 TIMINGS = _given("timings", "nothing was timed", lambda inputs: bool(len(inputs.subject.timings or ())))
 POSITIVE_KL = _given("positive_kl", "the KL of every item is 0: no item holds a share of it", _any_kl_is_positive)
@@ -136,6 +137,7 @@ COMPARISONS = _given(
     lambda inputs: inputs.variant is not None and any(is_of("pairwise", task) for task in _judge_tasks(inputs.variant)),
 )
 DECIDED = _given("decided", "no comparison has a verdict that can be read in both orders", _a_pair_was_decided)
+
 OPTION_SCORES, TOKEN_SCORES = _records("option_scores"), _records("token_scores")
 _JUDGMENTS, GENERATIONS, SERVING_MEMORY = _records("judgments"), _records("generations"), _records("serving_memory")
 GREEDY_ANSWERS, GREEDY_SCORES = _records("greedy_answers"), _records("greedy_scores")

@@ -28,7 +28,7 @@ MATRICES = ("gate_proj", "up_proj", "down_proj")
 _MERGED = re.compile(r"\.experts\.\*\.(\w+)\.weight$")
 
 
-class LinearExpert(nn.Module):
+class _LinearExpert(nn.Module):
     """One expert: ``down(act(gate(x)) * up(x))``."""
 
     def __init__(self, hidden: int, width: int, activation: nn.Module) -> None:
@@ -49,7 +49,7 @@ class LinearExperts(nn.ModuleList):
 
     def __init__(self, fused: Any) -> None:
         count, hidden, width = fused.down_proj.shape
-        super().__init__(LinearExpert(hidden, width, fused.act_fn) for _ in range(count))
+        super().__init__(_LinearExpert(hidden, width, fused.act_fn) for _ in range(count))
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor

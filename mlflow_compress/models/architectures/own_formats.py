@@ -82,7 +82,7 @@ class _HqqPackedQuantizer(_OwnFormat):
         return [WeightConverter([f"{part}$" for part in PACKED_PARTS], "weight", [_UnpackHqq(bits)])]
 
 
-class NoisyHead(nn.Linear):
+class _NoisyHead(nn.Linear):
     """A head that adds independent ``N(0, scale^2)`` to every logit of every position.
 
     The noise depends on the position's hidden state: a generator is seeded with `seed` and eight entries of the state
@@ -107,8 +107,8 @@ class NoisyHead(nn.Linear):
 
 
 def add_noise(model: Any, scale: float, seed: int) -> None:
-    """Replace the model's head by a `NoisyHead`."""
-    model.set_output_embeddings(NoisyHead(model.get_output_embeddings(), scale, seed))
+    """Replace the model's head by a `_NoisyHead`."""
+    model.set_output_embeddings(_NoisyHead(model.get_output_embeddings(), scale, seed))
 
 
 class _NoisyLogitsQuantizer(_OwnFormat):

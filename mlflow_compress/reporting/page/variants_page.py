@@ -268,18 +268,18 @@ def render_page(content: PageContent) -> str:
     board = content.board
     intervals = len(_flips_by_part(content)) * len(content.variants) <= _MOST_HEAT_INTERVALS
 
+    security = [
+        "default-src 'none'",
+        f"script-src {' '.join(map(policy_hash, [libraries, script]))}",
+        f"style-src {policy_hash(style)}",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+
     return TEMPLATES.get_template("page.html.j2").render(
         content=content,
-        security="; ".join(
-            [
-                "default-src 'none'",
-                f"script-src {' '.join(map(policy_hash, [libraries, script]))}",
-                f"style-src {policy_hash(style)}",
-                "img-src data:",
-                "base-uri 'none'",
-                "form-action 'none'",
-            ]
-        ),
+        security="; ".join(security),
         style=Markup(style),
         libraries=Markup(libraries),
         script=Markup(script),
@@ -465,6 +465,29 @@ def content_values(content: PageContent) -> dict[str, Any]:
     """Return every table of the page as plain values, ready for JSON."""
     shared, made = shared_table(content), _made_table(content)
     alike, counts = content.similarity, _items_by_task(content).rows
+    shared_changes = (
+        None
+        if shared is None
+        else {
+            "variants": shared.variants,
+            "together": shared.together,
+            "items_changed_by_k_variants": shared.by_count,
+            "items": shared.n_items,
+        }
+    )
+    answer_similarity = (
+        None
+        if alike is None
+        else {
+            "models": alike.names,
+            "values": alike.values.tolist(),
+            "components": alike.coordinates.tolist(),
+            "shares": alike.shares,
+            "encoder": alike.encoder,
+            "left_out": alike.left_out,
+        }
+    )
+
     return {
         "choice": choice_and_reason(content),
         "beside": list(content.beside),
@@ -489,24 +512,8 @@ def content_values(content: PageContent) -> dict[str, Any]:
             for v in content.variants
             if (findings := slice_findings(v.results))
         ],
-        "shared_changes": None
-        if shared is None
-        else {
-            "variants": shared.variants,
-            "together": shared.together,
-            "items_changed_by_k_variants": shared.by_count,
-            "items": shared.n_items,
-        },
-        "answer_similarity": None
-        if alike is None
-        else {
-            "models": alike.names,
-            "values": alike.values.tolist(),
-            "components": alike.coordinates.tolist(),
-            "shares": alike.shares,
-            "encoder": alike.encoder,
-            "left_out": alike.left_out,
-        },
+        "shared_changes": shared_changes,
+        "answer_similarity": answer_similarity,
         "made": [
             {
                 "name": v.name,

@@ -259,6 +259,7 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
             continue
         shape = {"marker": "s" if kind == "uniform" else "o", "s": 55, "color": colour, "edgecolor": "white"}
         axes.scatter(*zip(*points, strict=True), **shape, zorder=3, label=kind)
+
     if len(ends := kinds["uniform"]) > 1:
         x = np.linspace(ends[0]["bits_per_weight"], ends[-1]["bits_per_weight"], 400)
         mix = np.interp(x, [row["bits_per_weight"] for row in ends], [row["kl"] for row in ends])
@@ -273,6 +274,7 @@ def draw_budget_front(rows: Sequence[Mapping[str, Any]], *, gate: float | None) 
     axes.tick_params(colors=style.MUTED)
     axes.legend(loc="lower left")
     axes.margins(x=0.12, y=0.12)
+
     closer = sum(row["against_mix"] == "closer" for row in kinds["searched"])
     title = f"{closer} of {len(kinds['searched'])} searched variants are closer than the linear mix"
     style.state(canvas, title)
