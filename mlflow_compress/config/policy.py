@@ -11,7 +11,9 @@ from pydantic import Field, StringConstraints
 
 from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Target, option, read_file
 from mlflow_compress.errors import ConfigError
+from mlflow_compress.formats import upgraded
 
+POLICY_FORMAT = 1
 OptionalNumber = Annotated[float | None, OrNone]
 OptionalCount = Annotated[Annotated[float, Field(ge=0)] | None, OrNone]
 """A number that is 0 or more, or none."""
@@ -304,7 +306,14 @@ def read_policy(path: str | None) -> Policy:
 
 
 def policy_of(content: Mapping[str, Any], where: str) -> Policy:
-    """Return the checked policy of what a file or a dictionary holds; `where` names that in messages."""
+    """Return the checked policy of what a file or a dictionary holds; `where` names that in messages.
+
+    `format` is the number of its format: 1 where it is not given. One that this version does not know is refused.
+    """
+    fix = "Write it as `mlflow-compress promote policy` prints it"
+    found = content.get("format", 1)
+    content = upgraded("The policy", content, found, POLICY_FORMAT, got=where, error=ConfigError, fix=fix)
+    content = {name: value for name, value in content.items() if name != "format"}
     if not all(isinstance(name, str) for name in content):
         raise ConfigError(f"The policy {where} holds what is no name", allowed=Policy.model_fields, got=list(content))
     try:
@@ -314,10 +323,13 @@ def policy_of(content: Mapping[str, Any], where: str) -> Policy:
 
 
 def policy_yaml(policy: Policy, *, comments: bool = True) -> str:
-    """Return a policy as YAML that `read_policy` reads back, every value named and, with `comments`, explained."""
+    """Return a policy as YAML that `read_policy` reads back, every value named.
+
+    With `comments` the values are explained, and the text says its format. Without, it is what the hash is taken of.
+    """
     head = (
         "# A promotion policy. What is left out has its default; `mlflow-compress promote policy` prints all "
-        "defaults.\n"
+        f"defaults.\nformat: {POLICY_FORMAT}\n"
     )
     return (head if comments else "") + "\n".join(_lines(policy, comments, "")) + "\n"
 

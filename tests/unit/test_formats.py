@@ -11,7 +11,8 @@ import pytest
 from mlflow_compress import formats
 from mlflow_compress.commands.shared.stored import METRICS_FILE, metrics_file, results_in
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, MANIFEST_VERSION, CheckpointManifest
-from mlflow_compress.errors import CheckpointError, DataError, TrackingError
+from mlflow_compress.config.policy import Policy, policy_of
+from mlflow_compress.errors import CheckpointError, ConfigError, DataError, TrackingError
 from mlflow_compress.records import Embeddings, MetricResult
 
 RESULTS = [MetricResult("distance/kl_mean", 0.25, 0.125, 0.5, n=7)]
@@ -101,3 +102,14 @@ def test_results_of_a_state_before_formats_are_refused(content: object) -> None:
 def test_records_of_another_program_have_no_format(tmp_path: Path) -> None:
     pq.write_table(table().table, tmp_path / "embeddings.parquet")
     assert Embeddings.read(tmp_path).table == table().table
+
+
+def test_a_policy_says_its_format_and_one_without_has_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"kl": None, "format": 1}
+    assert policy_of(first, "here") == policy_of({"kl": None}, "here") == Policy(kl=None)
+    with pytest.raises(ConfigError, match=r"The policy was written by a newer version.*Got: 'format 2: here'"):
+        policy_of({"kl": None, "format": 2}, "here")
+    monkeypatch.setattr("mlflow_compress.config.policy.POLICY_FORMAT", 2)
+    monkeypatch.setattr(formats, "STEPS", {("The policy", 1): lambda old: {**old, "margin": 2.0}})
+    assert policy_of(first, "here") == Policy(kl=None, margin=2.0)
+    assert policy_of({**first, "format": 2}, "here") == Policy(kl=None)

@@ -127,7 +127,7 @@ def test_the_command_that_mends_an_environment_is_quoted(tmp_path: Path, monkeyp
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
-    monkeypatch.setattr(vllm_process, "WORKER", worker)
+    monkeypatch.setattr(vllm_process, "VLLM_WORKER", worker)
     with pytest.raises(MissingDependencyError) as raised:
         vllm_process.VllmProcess(str(python), {"model": "any"})
     words = shlex.split(raised.value.fix.partition("Run: ")[2])

@@ -75,7 +75,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmProcess:
-    monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
+    monkeypatch.setattr(vllm_process, "VLLM_WORKER", fake_worker(tmp_path))
     return VllmProcess(sys.executable, {"model": "any"})
 
 
@@ -93,7 +93,7 @@ def test_states_arrive_in_their_own_dtype(process: VllmProcess) -> None:
 def test_a_refused_model_is_vllms_reason_and_a_torchvision_for_cuda_is_the_environments_fault_with_its_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
+    monkeypatch.setattr(vllm_process, "VLLM_WORKER", fake_worker(tmp_path))
     reason = "vLLM does not load this checkpoint: ValueError: no kernel for these weights"
     with pytest.raises(UnsupportedError, match=reason):
         VllmProcess(sys.executable, {"model": "refused"})
@@ -105,7 +105,7 @@ def test_a_refused_model_is_vllms_reason_and_a_torchvision_for_cuda_is_the_envir
 def test_a_missing_kernel_is_found_before_the_baseline_is_scored_and_names_the_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
+    monkeypatch.setattr(vllm_process, "VLLM_WORKER", fake_worker(tmp_path))
     environment = {"vllm": "1", "device": "cpu"}
     monkeypatch.setattr(vllm_process, "described_environment", lambda python: environment)
     monkeypatch.setattr(vllm_environment, "installed", lambda python: environment)
@@ -190,7 +190,7 @@ def test_settings_of_vllm_are_numbers_and_texts_and_ours_are_refused(monkeypatch
 def test_blocks_within_blocks_share_one_vllm_and_the_process_ends_with_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_process, "WORKER", fake_worker(tmp_path))
+    monkeypatch.setattr(vllm_process, "VLLM_WORKER", fake_worker(tmp_path))
     monkeypatch.setattr("mlflow_compress.engines.vllm.vllm_process.described_environment", lambda python: {"vllm": "1"})
     how = {"dtype": "float32", "max_length": 8, "trust_remote_code": False}
     with started_engine(EngineConfig(vllm_python=sys.executable)) as outer:
@@ -212,7 +212,7 @@ def test_a_command_that_is_killed_leaves_no_process(tmp_path: Path, python: Fork
     done = python(
         "-c",
         "import os, signal, sys\nfrom pathlib import Path\nfrom mlflow_compress.engines.vllm import vllm_process\n"
-        f"vllm_process.WORKER = Path({str(fake_worker(tmp_path))!r})\n"
+        f"vllm_process.VLLM_WORKER = Path({str(fake_worker(tmp_path))!r})\n"
         "process = vllm_process.VllmProcess(sys.executable, {'model': 'any'})\n"
         "print(process.process.pid, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n",
     )

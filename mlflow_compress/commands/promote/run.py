@@ -20,7 +20,7 @@ from mlflow_compress.commands.shared.scores import score_runs
 from mlflow_compress.commands.shared.stored import stored_results
 from mlflow_compress.config import as_text, is_endpoint, read_policy
 from mlflow_compress.config.declarations import AUTO, NONE
-from mlflow_compress.config.policy import PINNED, Policy, Waiver, policy_yaml, read_waiver
+from mlflow_compress.config.policy import PINNED, Policy, Waiver, policy_of, policy_yaml, read_waiver
 from mlflow_compress.decide.champion import (
     HeadToHead,
     Incumbent,
@@ -427,7 +427,7 @@ def run_approve(config: ApproveConfig, number: str, by: str) -> Approval:
     decided = tracker.client.get_run(version.tags[run_names.DECISION])
     run_id, tags = str(decided.info.run_id), decided.data.tags
     record = tracker.json_of(decided, "decision.json")
-    policy = Policy(**yaml.safe_load(record["policy"]["text"])).sha256
+    policy = policy_of(yaml.safe_load(record["policy"]["text"]), f"of the decision {run_id}").sha256
     asked = policy if config.policy is None else read_policy(config.policy).sha256
     for sha256 in (asked, tags[run_names.POLICY], version.tags[run_names.POLICY]):
         _require_holds(sha256 == policy, "the policy is another one", policy, sha256)

@@ -23,7 +23,7 @@ _OPTIONS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class HaluEvalPart:
+class Part:
     """One of the two parts: the names of its fields, and the wording of its question."""
 
     config: str
@@ -35,7 +35,7 @@ class HaluEvalPart:
     question: str
 
 
-DIALOGUE = HaluEvalPart(
+DIALOGUE = Part(
     config="dialogue",
     kind="DRS",
     passage="dialogue_history",
@@ -44,7 +44,7 @@ DIALOGUE = HaluEvalPart(
     category="dialogues",
     question="Which of these is the best response?",
 )
-SUMMARIZATION = HaluEvalPart(
+SUMMARIZATION = Part(
     config="summarization",
     kind="DS",
     passage="document",
@@ -55,7 +55,7 @@ SUMMARIZATION = HaluEvalPart(
 )
 
 
-def halueval_records(part: HaluEvalPart, task: str, data_dir: str) -> Sequence[DatasetRow]:
+def halueval_records(part: Part, task: str, data_dir: str) -> Sequence[DatasetRow]:
     """Return the rows of the data set, or of the original repository's file if that is in its folder."""
     original = Path(data_dir) / HALUEVAL_DATASET / "data" / f"{part.config}_data.json"
     if data_dir and original.is_file():
@@ -63,7 +63,7 @@ def halueval_records(part: HaluEvalPart, task: str, data_dir: str) -> Sequence[D
     return list(load_split(HALUEVAL_DATASET, part.config, "data", data_dir=data_dir, task=task))
 
 
-def question(part: HaluEvalPart, records: Sequence[DatasetRow], number: int) -> dict[str, Any]:
+def question(part: Part, records: Sequence[DatasetRow], number: int) -> dict[str, Any]:
     """Return the question of a record, as fields of a question file."""
     draw = seeded(TaskSettings(), HALUEVAL_DATASET, part.config, number)
     right = records[number][part.right]
@@ -77,7 +77,7 @@ def question(part: HaluEvalPart, records: Sequence[DatasetRow], number: int) -> 
     return {**shown, "choices": choices, "answer": choices.index(right)}
 
 
-def _rows(part: HaluEvalPart, task: str, data_dir: str) -> list[dict[str, Any]]:
+def _rows(part: Part, task: str, data_dir: str) -> list[dict[str, Any]]:
     records = halueval_records(part, task, data_dir)
     if len({record[part.right] for record in records}) < EXAMPLES:
         raise DataError(
