@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mlflow_compress.errors import AlignmentError, ConfigError, DataError
 from mlflow_compress.judges.prompts import REFERENCE_CATEGORIES, Prompt, grading_prompt
-from mlflow_compress.reasoning import without_reasoning
+from mlflow_compress.reasoning import parted, without_reasoning
 from mlflow_compress.records import Generations, Instruction, Judgments
 from mlflow_compress.transport.client import Transport
 from mlflow_compress.transport.endpoint import EndpointConfig
@@ -289,7 +289,7 @@ def gradings(instructions: Sequence[Instruction], answers: Generations, *, repea
     Each answer is graded `repeats` times, because judges are not deterministic even at temperature 0. Math, reasoning
     and coding need reference answers.
     """
-    texts = answers.first_samples()
+    texts = shown_answers(answers)
     return [
         Question(item.item_id, prompt, repeat, turn, item.category)
         for item in instructions
@@ -298,6 +298,19 @@ def gradings(instructions: Sequence[Instruction], answers: Generations, *, repea
         for prompt in [grading_prompt(item.category, turn, item.turns, said, references(item))]
         for repeat in range(repeats)
     ]
+
+
+def shown_answers(answers: Generations) -> dict[tuple[str, int], str]:
+    """Return what judges read of first samples, by item id and turn: of a model that thinks, the answer alone.
+
+    It is empty where the thought does not end.
+    """
+    prompts = answers.first_samples("prompt")
+    shown = {}
+    for key, text in answers.first_samples().items():
+        thought, answer = parted(prompts[key], text)
+        shown[key] = answer if thought else text
+    return shown
 
 
 def answers_to(item: Instruction, texts: dict[tuple[str, int], str]) -> list[str]:

@@ -4,7 +4,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mlflow_compress.config import JudgeModelConfig
-from mlflow_compress.judges.asking import Judgment, Question, answers_to, read_verdict, records, references
+from mlflow_compress.judges.asking import (
+    Judgment,
+    Question,
+    answers_to,
+    read_verdict,
+    records,
+    references,
+    shown_answers,
+)
 from mlflow_compress.judges.judge_registry import JUDGES, Judge, Judged, JudgeInputs
 from mlflow_compress.judges.prompts import OURS, Prompt, pair_prompt, read_pair_prompts
 from mlflow_compress.judges.session import KEY_VARIABLE, Session, skipping
@@ -16,7 +24,7 @@ _IDENTICAL = Judgment(0.5, None, "Not asked: the answers are identical, which is
 
 def _comparisons(inputs: JudgeInputs, templates: Mapping[str, Prompt]) -> list[tuple[Question, bool]]:
     """Return every pair of answers in both orders, and whether the two are identical, with all that is shown."""
-    texts = {who: inputs.graded[who].first_samples() for who in ("baseline", "variant")}
+    texts = {who: shown_answers(inputs.graded[who]) for who in ("baseline", "variant")}
     comparisons = []
     for item in inputs.instructions:
         base, variant = (answers_to(item, texts[who]) for who in ("baseline", "variant"))

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from mlflow_compress.judges.asking import gradings, shown_answers
 from mlflow_compress.metrics.refusals import refuses
 from mlflow_compress.reasoning import without_reasoning
+from mlflow_compress.records import Generations
 from tests.judge_server import completion
-from tests.judging import WRITING, answers, graded
+from tests.judging import WRITING, Instruction, answers, graded
 
 QUOTES = 'The format example says "Rating: [[5]]". Now let me weigh [[3]]'
 
@@ -163,3 +165,19 @@ def test_a_refusal_behind_a_thought_is_one(opening: str) -> None:
     assert refuses(f"{opening}I'm sorry, but I can't help with that.")
     assert not refuses(f"{opening}Take two eggs.")
     assert not refuses("<think>I'm sorry, but I can't help with that")
+
+
+def test_judges_read_the_answer_behind_a_models_thought_and_nothing_else_changes() -> None:
+    said = {
+        ("plain", ""): " As it was written. ",
+        ("thinks", ""): "<think>Seven or eight?</think>\n\nEight.",
+        ("opened", "Q?<think>\n"): "Seven or eight?</think>Eight.",  # the template has opened the thought
+        ("endless", ""): "<think>Seven or",
+    }
+    rows = [{"item_id": name, "prompt": prompt, "text": text} for (name, prompt), text in said.items()]
+    generations = Generations.from_rows([{"task": "t", "sample": 0, "turn": 0, "n_tokens": 4, **row} for row in rows])
+    shown = {"plain": " As it was written. ", "thinks": "Eight.", "opened": "Eight.", "endless": ""}
+    assert shown_answers(generations) == {(name, 0): text for name, text in shown.items()}
+    item = Instruction("thinks", "writing", ("Which number?",))
+    [question] = gradings([item], generations)
+    assert "Eight." in question.prompt.user and "Seven" not in question.prompt.user
