@@ -11,6 +11,7 @@ from mlflow.utils import get_results_from_paginated_fn
 
 from mlflow_compress.errors import DataError, TrackingError
 from mlflow_compress.items.sources.conversations import Redaction, cleaned
+from mlflow_compress.tracking.waiting import shown_store
 
 _PAGE = 100  # traces per call
 _CHAT = ("CHAT_MODEL", "LLM")  # types of spans that ask a model
@@ -30,7 +31,7 @@ def read_conversations(uri: str, where: str, redact: Redaction) -> list[dict[str
     try:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
-            raise DataError("MLflow has no experiment of this name", got=f"{name} at {uri}")
+            raise DataError("MLflow has no experiment of this name", got=f"{name} at {shown_store(uri)}")
         query = {"locations": [experiment.experiment_id], "filter_string": wanted or None}
         traces = get_results_from_paginated_fn(
             lambda most, token: client.search_traces(**query, max_results=most, page_token=token), _PAGE

@@ -18,7 +18,7 @@ from mlflow_compress.decide.scoreboard import BITS
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.artifacts import artifacts_place
 from mlflow_compress.tracking.experiment import search_runs, tags_filter
-from mlflow_compress.tracking.waiting import PatientClient
+from mlflow_compress.tracking.waiting import PatientClient, shown_store
 from mlflow_compress.transport.endpoint import shown_url
 
 LEADERBOARD = "leaderboard"  # of the newest evaluation; `leaderboard-<id8>` is that of a given evaluation
@@ -174,7 +174,9 @@ def how_to_open(client: PatientClient, uri: str, run_id: str) -> str:
         return ""
     lines = [f"Artifacts:     {artifacts_place(run.info.artifact_uri)}"]
     if not uri.startswith("http"):
-        lines.append(f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {shlex.quote(uri)}")
+        without_password = "" if shown_store(uri) == uri else "  (with the user and password of the store)"
+        store = shlex.quote(shown_store(uri))
+        lines.append(f"Start the UI:  mlflow server --host 127.0.0.1 --backend-store-uri {store}{without_password}")
     lines.append(f"This run:      {_run_address(uri, experiment, run_id)}")
     ending = f"-{tags[run_names.EVALUATION][:8]}" if run_names.EVALUATION in tags else ""
     if _view_tag(f"{LEADERBOARD}{ending}") in client.get_experiment(experiment).tags:

@@ -56,7 +56,9 @@ def test_a_hub_file_without_the_extra_names_it(
     config = json.loads((theirs / "config.json").read_text())
     config["quantization_config"] = {"quant_method": quant_method, "bits": 4, "group_size": 32}
     (theirs / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("mlflow_compress.models.architectures.packed_layers.GPTQMODEL_PACKAGES", ("a_package_that_nobody_wrote",))
+    monkeypatch.setattr(
+        "mlflow_compress.models.architectures.packed_layers.GPTQMODEL_PACKAGES", ("a_package_that_nobody_wrote",)
+    )
     with pytest.raises(
         MissingDependencyError, match=r"The GPTQ or AWQ checkpoint .* needs .*'mlflow-compress\[gptqmodel\]'"
     ):

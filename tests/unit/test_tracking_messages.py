@@ -121,6 +121,15 @@ def test_printed_commands_are_one_word_for_each_argument(
     assert shlex.split(start)[-2:] == ["--backend-store-uri", f"sqlite:///{store / 'mlflow.db'}"]
 
 
+def test_no_password_of_a_database_is_printed(store: Path) -> None:
+    tracker = Tracker()
+    with tracker.run("x", "main", {}) as run:
+        pass
+    lines = how_to_open(tracker.client, "postgresql://ann:secret@db.here:5432/runs", run.run_id)
+    assert "secret" not in lines and "ann" not in lines
+    assert "--backend-store-uri postgresql://db.here:5432/runs  (with the user and password of the store)" in lines
+
+
 def test_the_command_that_mends_an_environment_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, python = tmp_path / "worker.py", tmp_path / "my envs" / "python"
     worker.write_text("import sys; sys.exit('RuntimeError: operator torchvision::nms does not exist')")
