@@ -92,7 +92,7 @@ def _say_seconds_of_a_pass(model: Any) -> None:
         if read > SAMPLE:
             break
     rate = read / (time.perf_counter() - began)
-    text = "%.2f GB of weights are fetched again in every pass: about %.2g s each, at %.2f GB/s as measured now"
+    text = "%.3g GB of weights are fetched again in every pass: about %.2g s each, at %.3g GB/s as measured now"
     logger.warning(text, n_bytes / 1e9, n_bytes / rate, rate / 1e9)
 
 

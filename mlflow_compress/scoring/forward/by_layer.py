@@ -64,7 +64,7 @@ class StateSizes:
 
 def say_reads(n_sweeps: int, waiting: int, most: int, where: str = "") -> None:
     """Say how often the waiting weights are read, and what the hidden states of a sweep take at most."""
-    text = "Layer by layer%s: %d x %.2f GB of weights are read, up to %.2f GB of hidden states are in memory"
+    text = "Layer by layer%s: %d x %.3g GB of weights are read, up to %.3g GB of hidden states are in memory"
     logger.warning(text, where, n_sweeps, waiting / 1e9, most / 1e9)
 
 
