@@ -10,6 +10,7 @@ from mlflow_compress.commands.sweep.result import SweepProgress
 from mlflow_compress.commands.promote.result import AliasHistory as AliasHistory
 from mlflow_compress.commands.evaluate.result import AnswerEvaluation as AnswerEvaluation
 from mlflow_compress.commands.promote.result import Approval as Approval
+from mlflow_compress.commands.shared.tabular import Catalog as Catalog
 from mlflow_compress.commands.compare.run import Comparison as Comparison
 from mlflow_compress.commands.quantize.run import CompressedModel as CompressedModel
 from mlflow_compress.commands.plan.run import CostPlan as CostPlan
@@ -17,7 +18,6 @@ from mlflow_compress.commands.diagnose.result import Diagnosis as Diagnosis
 from mlflow_compress.commands.evaluate.result import Evaluation as Evaluation
 from mlflow_compress.commands.compare.run import Forecast as Forecast
 from mlflow_compress.commands.gate.run import GateVerdict as GateVerdict
-from mlflow_compress.commands.shared.tabular import Listing as Listing
 from mlflow_compress.records import MetricResult as MetricResult
 from mlflow_compress.errors import MlflowCompressError as MlflowCompressError
 from mlflow_compress.config.policy import Policy as Policy
@@ -40,6 +40,7 @@ __all__ = [
     "AliasHistory",
     "AnswerEvaluation",
     "Approval",
+    "Catalog",
     "Comparison",
     "CompressedModel",
     "CostPlan",
@@ -47,7 +48,6 @@ __all__ = [
     "Evaluation",
     "Forecast",
     "GateVerdict",
-    "Listing",
     "MetricResult",
     "MlflowCompressError",
     "Policy",
@@ -913,7 +913,7 @@ def load(
     """
 
 def methods(
-) -> Listing:
+) -> Catalog:
     """Return the compression methods that are installed, and what each supports."""
 
 def plan(
@@ -2141,7 +2141,7 @@ def sweep(
 ) -> Sweep | SweepPlan: ...
 
 def tasks(
-) -> Listing:
+) -> Catalog:
     """Return the named tasks: source, licence, items, shots, rule, and the hash of the definition."""
 
 def verify(

@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
             epilog = f"Also: {', '.join(other.typed for other in behind[name])}. {epilog}"
         one = commands.add_parser(
             name,
-            description=command.about,
+            description=command.description,
             epilog=epilog,
             allow_abbrev=command.parameters is None,
             usage=f"mlflow-compress {name} [--NAME VALUE ...]" if command.first else None,  # 40 names say nothing

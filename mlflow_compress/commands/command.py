@@ -71,7 +71,7 @@ class Command:
     name: str
     function: Callable[..., Any]  # Returns a result; `as_text` of it is what the command line shows
     parameters: type[Parameters] | None  # None for one that takes only `arguments`
-    about: str  # One sentence for the help
+    description: str  # One sentence for the help
     within: str = ""  # "promote" for one that the command line has as `promote NAME`
     heading: str = "plug-ins"  # The line of the help on which it stands: see `HEADINGS`
     place: int = 100  # Order on that line, and in MLproject
@@ -109,20 +109,20 @@ def all_commands() -> dict[str, Command]:
 
 
 def register_command(
-    name: str, cls: type[Parameters] | None = None, *, about: str = "", **declared: Any
+    name: str, cls: type[Parameters] | None = None, *, description: str = "", **declared: Any
 ) -> Callable[[F], F]:
     """Register a function of the Python front door as a command, and show the command's parameters in its signature.
 
     - `name`: What the command line and MLproject call it. Python has the function's own name.
     - `cls`: Its parameters. The function takes them as keyword arguments (`**parameters`).
-    - `about`: One sentence for the help; without it, the docstring of `cls`.
+    - `description`: One sentence for the help; without it, the docstring of `cls`.
     - `**declared`: The other fields of `Command`.
     """
 
     def decorate(function: F) -> F:
         if cls is not None:
             _show_parameters(function, cls)
-        sentence = about or ((cls.__doc__ if cls is not None else function.__doc__) or "").strip()
+        sentence = description or ((cls.__doc__ if cls is not None else function.__doc__) or "").strip()
         COMMANDS.register(name)(Command(name, function, cls, sentence, **declared))
         return function
 

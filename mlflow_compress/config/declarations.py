@@ -99,7 +99,7 @@ class Together:
     """Parameters that few people set, given as the settings of one: ``judge_args=timeout=60,attempts=5``."""
 
     name: str  # Ends in "_args"
-    about: str  # One line for the help
+    description: str  # One line for the help
 
     def setting(self, parameter: str) -> str:
         """Return what a parameter is called here: "timeout" for "judge_timeout" in "judge_args"."""
@@ -282,7 +282,7 @@ def given_parameters(cls: type[Parameters]) -> dict[str, FieldInfo]:
         if together is None:
             shown[name] = field
         elif together.name not in shown:
-            shown[together.name] = FieldInfo(annotation=Pairs, default={}, description=together.about)
+            shown[together.name] = FieldInfo(annotation=Pairs, default={}, description=together.description)
     return shown
 
 

@@ -64,7 +64,7 @@ class FileModel(LightModel):
         """Return stored states; None of a server's lists: there only answers compare."""
         return stored if isinstance(stored, StateStore) else None
 
-    def about(self) -> str:
+    def notice(self) -> str:
         """Return which files of the folder are no part of the model."""
         unused = checkpoint_config.unused_weights(self.path)
         return f"Not loaded, and not counted: {', '.join(unused)} in {self.path}" if unused else ""

@@ -29,7 +29,7 @@ class Abilities:
     whole_distributions: bool = True
     served: bool = False  # Reaches models by an address; the others read a folder or a hub id
     places_itself: bool = False  # Chooses devices itself, so that device=balanced means nothing
-    here: bool = True  # Computes in this process
+    in_this_process: bool = True  # Computes in this process
     own_kernels: bool = False  # A baseline is also scored under transformers: the engine's own distance
     repeats: bool = True  # Gives the same numbers twice; a variant of an engine that does not is asked twice
 
@@ -144,20 +144,20 @@ class EngineModel(IdentifiedModel, Protocol[Loaded, Writer, Stored]):
         None where only answers compare.
         """
 
-    def about(self) -> str:
+    def notice(self) -> str:
         """Return what a person should know before numbers come; empty where there is nothing."""
 
 
 class ModelAtServer(EngineModel[Loaded, Writer, Stored], Protocol[Loaded, Writer, Stored]):
     """A model whose weights nobody here has: it is recognised by its answers, and its lists of tokens cost money."""
 
-    def listing(self, items: Collection[records.ItemKey]) -> EngineModel[Loaded, Writer, Stored]:
+    def with_lists_for(self, items: Collection[records.ItemKey]) -> EngineModel[Loaded, Writer, Stored]:
         """Return the model, asked for lists of most probable tokens of these items alone.
 
         Whole distributions, which all other engines have, are always there.
         """
 
-    def facts(self) -> dict[str, object]:
+    def server_identity(self) -> dict[str, object]:
         """Return what a run logs, so that the model is recognised later."""
 
     def recognise(self, earlier: object) -> None:

@@ -145,7 +145,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def about(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Return an estimated duration: "about 40 s", "less than 1 s"."""
     text = duration(seconds)
     return text if text.startswith("less") else f"about {text}"

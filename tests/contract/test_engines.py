@@ -78,7 +78,7 @@ def test_identity_is_stable_and_names_model_and_version(opened: tuple[str, Model
     assert {"weights", "tokenizer", "dtype", "device", "scoring"} <= one.identity.keys()
     assert (one.at_server is not None) == one.abilities.served
     if one.at_server is not None:
-        two.at_server.recognise(one.at_server.facts())
+        two.at_server.recognise(one.at_server.server_identity())
 
 
 def test_records_and_answers_are_the_local_engines(opened: tuple[str, ModelRequest], local: EngineModel) -> None:

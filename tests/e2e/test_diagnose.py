@@ -43,35 +43,35 @@ def found(store: Path, tasks: str) -> mc.Diagnosis:
 
 @pytest.mark.ci
 def test_every_group_is_measured_and_the_controls_hold(found: mc.Diagnosis, store: Path) -> None:
-    assert [g.name for g in found.found.groups] == [
+    assert [g.name for g in found.results.groups] == [
         f"layers.{i}.{kind}" for i in range(5) for kind in ("qkv", "o", "gate_up", "down")
     ]
     assert found.unchanged == ("embeddings", "head") and found.whole_model_reason is None
-    assert found.found.no_swap == 0.0
+    assert found.results.no_swap == 0.0
     # All swaps at once are the variant: the same weights in the same passes, whose means are of few terms in float64.
-    assert found.found.together.value == pytest.approx(found.found.whole.value)
-    assert found.found.additivity.value == pytest.approx(found.found.whole.value / found.found.sum_of_parts)
-    assert all(g.kl.value > 0 and g.noise_kl is not None and g.no_noise is None for g in found.found.groups)
+    assert found.results.together.value == pytest.approx(found.results.whole.value)
+    assert found.results.additivity.value == pytest.approx(found.results.whole.value / found.results.sum_of_parts)
+    assert all(g.kl.value > 0 and g.noise_kl is not None and g.no_noise is None for g in found.results.groups)
     records = SwapDistances.read(found.records_folder)
     assert set(records.column("swap")) >= {NO_SWAP, ALL, WHOLE, "layers.0.qkv", "noise on layers.0.qkv"}
-    assert records.where(swap=WHOLE).column("kl").mean() == pytest.approx(found.found.whole.value)
+    assert records.where(swap=WHOLE).column("kl").mean() == pytest.approx(found.results.whole.value)
     assert {(r.task, r.category, r.n) for r in found.categories} == {("cloze", "c0", 3), ("cloze", "c1", 3)}
-    assert sum(r.n for r in found.positions) == found.found.whole.n == 4 * 63
+    assert sum(r.n for r in found.positions) == found.results.whole.n == 4 * 63
     assert len(found.texts) == 4 and found.texts[0].moved.kl >= found.texts[-1].moved.kl
 
     run = artifacts(store, found.run.run_id)
     rows = list(csv.DictReader((run / "groups.csv").read_text().splitlines()))
-    assert [row["group"] for row in rows] == [g.name for g in found.found.groups]
+    assert [row["group"] for row in rows] == [g.name for g in found.results.groups]
     assert float(rows[0]["kl"]) == found["layers.0.qkv"].kl.value
     page = (run / "diagnosis.html").read_text()
     assert "layers.0.qkv" in page and "<b>stone</b>" not in page and page.count("data:image/png") == 2
     assert json.loads((run / "diagnosis.json").read_text())["no_swap"] == 0.0
     values = opened(store).look_up(found.run.run_id).metrics
     own = {name: value for name, value in values.items() if name.startswith("diagnose/")}
-    assert 20 < len(own) < 50 and own["diagnose/kl"] == pytest.approx(found.found.whole.value)
+    assert 20 < len(own) < 50 and own["diagnose/kl"] == pytest.approx(found.results.whole.value)
     assert len(found.to_pandas()) == 20 and "moves most" in found.summary
     # Four texts: no interval; the column of the KL is sorted as it is printed.
-    assert all(g.kl.low is None for g in found.found.groups) and found.found.additivity.low is None
+    assert all(g.kl.low is None for g in found.results.groups) and found.results.additivity.low is None
     printed = [float(row[1]) for row in found.table().rows]
     assert printed == sorted(printed, reverse=True)
     assert not [path for path in store.rglob("unfinished/*") if path.is_dir()]
@@ -101,7 +101,7 @@ def test_its_advice_is_a_recipe_that_moves_less(found: mc.Diagnosis, store: Path
     # What was kept hardly moves any more, and the others move as before: to first order the KL loses their share.
     assert again["layers.0.qkv"].kl.value < 0.01 * found["layers.0.qkv"].kl.value
     assert again["layers.0.o"].kl.value == found["layers.0.o"].kl.value
-    assert again.found.whole.value < 0.7 * found.found.whole.value
+    assert again.results.whole.value < 0.7 * found.results.whole.value
 
 
 @pytest.mark.ci
@@ -111,7 +111,7 @@ def test_where_no_recipe_helps_the_advice_says_why(store: Path, tasks: str) -> N
     assert found.advice.recipe is None and found.advice.command(found.model) is None
     assert "No recipe is written: Method 'magnitude' cannot be applied to some layers only" in found.as_text()
     of_head = mc.diagnose(method="gaussian-noise", **settings)
-    assert [group.name for group in of_head.found.groups] == ["head"] and of_head.advice.keep == ()
+    assert [group.name for group in of_head.results.groups] == ["head"] and of_head.advice.keep == ()
     assert "Its linear layers carry less than half of what moves" in of_head.as_text()
 
 
@@ -138,8 +138,8 @@ def test_an_interrupted_diagnosis_goes_on(
         mc.diagnose(found.checkpoint, store=store, **settings)
     again = mc.diagnose(found.checkpoint, store=store, **settings)
     assert len(batches) == 4  # three batches, of which the second was begun twice
-    assert again.found.no_swap == 0.0 and again.categories == ()
-    assert all(group.noise_kl is None for group in again.found.groups)
+    assert again.results.no_swap == 0.0 and again.categories == ()
+    assert all(group.noise_kl is None for group in again.results.groups)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_variants_of_a_sweep_are_compared_on_the_drawn_items_that_they_share(tra
 
     found = sweep()
     board = found.scoreboard
-    assert board.drawn_from == 1620 and board.n_items == 120 and "120 items, drawn from 1,620" in found.found
+    assert board.drawn_from == 1620 and board.n_items == 120 and "120 items, drawn from 1,620" in found.finding
     [pair] = board.separations
     assert pair.kl is not None and 50 < pair.kl.n <= 120
     values = [row.cells["distance/kl_mean"].value for row in board.finished]

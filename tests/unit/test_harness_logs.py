@@ -227,14 +227,14 @@ def test_a_choice_is_read_by_the_rule_of_its_task(
     # Without the results file, the log's own scores decide what stands before a choice.
     again = compared(*map(alone, logs))
     assert again["w2w"] in (w2w, None)
-    assert all(again[name] == found[name] for name in found.found if name != "w2w" and "all_flips" not in name)
+    assert all(again[name] == found[name] for name in found.results if name != "w2w" and "all_flips" not in name)
 
 
 def test_the_order_of_the_rows_does_not_matter(run: Runs) -> None:
     logs = run("norm", "b"), run("norm", "q")
     turned = alone(logs[1])
     turned.write_text("".join(reversed(turned.read_text().splitlines(keepends=True))))
-    assert compared(alone(logs[0]), turned).found == compared(*map(alone, logs)).found
+    assert compared(alone(logs[0]), turned).results == compared(*map(alone, logs)).results
 
 
 def test_a_chat_template_leaves_the_delimiter_out(run: Runs) -> None:

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 from mlflow_compress.commands.command import Argument, PathOrText, register_command
 
 if TYPE_CHECKING:
-    from mlflow_compress.commands.shared.tabular import Listing
+    from mlflow_compress.commands.shared.tabular import Catalog
 
 
 @register_command(
     "methods",
-    about="List the compression methods and what each supports.",
+    description="List the compression methods and what each supports.",
     within="list",
     heading="list",
     place=20,
     project=False,
 )
-def methods() -> "Listing":
+def methods() -> "Catalog":
     """Return the compression methods that are installed, and what each supports.
 
     Examples
@@ -25,21 +25,21 @@ def methods() -> "Listing":
     >>> "awq" in mc.methods()
     True
     """
-    from mlflow_compress.commands.shared.tabular import Listing
+    from mlflow_compress.commands.shared.tabular import Catalog
     from mlflow_compress.compression.servers import METHOD_COLUMNS, method_rows
 
-    return Listing("compression methods", METHOD_COLUMNS, tuple(method_rows()))
+    return Catalog("compression methods", METHOD_COLUMNS, tuple(method_rows()))
 
 
 @register_command(
     "tasks",
-    about="List the named tasks: source, licence, items, shots, rule, hash.",
+    description="List the named tasks: source, licence, items, shots, rule, hash.",
     within="list",
     heading="list",
     place=21,
     project=False,
 )
-def tasks() -> "Listing":
+def tasks() -> "Catalog":
     """Return the named tasks: source, licence, items, shots, rule, and the hash of the definition.
 
     Examples
@@ -47,15 +47,15 @@ def tasks() -> "Listing":
     >>> "demo" in mc.tasks()
     True
     """
-    from mlflow_compress.commands.shared.tabular import Listing
+    from mlflow_compress.commands.shared.tabular import Catalog
     from mlflow_compress.items.named_tasks import TASK_COLUMNS, task_rows
 
-    return Listing("named tasks", TASK_COLUMNS, tuple(task_rows()))
+    return Catalog("named tasks", TASK_COLUMNS, tuple(task_rows()))
 
 
 @register_command(
     "policy",
-    about="Print the promotion policy that decides, every value explained.",
+    description="Print the promotion policy that decides, every value explained.",
     within="promote",
     heading="decide",
     place=19,

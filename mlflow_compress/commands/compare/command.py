@@ -17,7 +17,7 @@ _SIDE = "run id, folder of Parquet records, harness samples_*.jsonl, or id/pred/
 
 @register_command(
     "compare",
-    about="Compare two evaluations from their records or prediction files, without any model.",
+    description="Compare two evaluations from their records or prediction files, without any model.",
     heading="look",
     place=18,
     project=False,
@@ -97,7 +97,7 @@ def load(source: PathOrText, *, store: StoreLike = None) -> "Evaluation":
 
 @register_command(
     "forecast",
-    about="Say how many answers of a variant will flip on items that it was not run on, without any model.",
+    description="Say how many answers of a variant will flip on items that it was not run on, without any model.",
     heading="look",
     place=18,
     project=False,

@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 class Comparison(Tabular):
     """How the answers of two models differ: accuracy, flips, McNemar's test, pooled and by task."""
 
-    found: Mapping[str, Any]  # As `compare_answers` describes it
+    results: Mapping[str, Any]  # As `compare_answers` describes it
     names: tuple[str, str] = ("baseline", "variant")  # Of both sides
 
     def __getitem__(self, name: str) -> Any:
         """Return one number: "flips_pct", "accuracy_delta", "mcnemar_p"."""
-        return self.found[name]
+        return self.results[name]
 
     @property
     def answer(self) -> PolicyAnswer:
         """What the default policy's gates on flips and accuracy answer; there is no KL of answers alone."""
         (low, high), (least, most) = (
-            self.found[name] or (None, None) for name in ("flips_pct_interval", "accuracy_delta_interval")
+            self.results[name] or (None, None) for name in ("flips_pct_interval", "accuracy_delta_interval")
         )
-        n = self.found["n"]
+        n = self.results["n"]
         pooled = {
-            FLIPS: MetricResult(FLIPS, self.found["flips_pct"], low, high, n=n),
-            DELTA: MetricResult(DELTA, self.found["accuracy_delta"], least, most, n=n),
+            FLIPS: MetricResult(FLIPS, self.results["flips_pct"], low, high, n=n),
+            DELTA: MetricResult(DELTA, self.results["accuracy_delta"], least, most, n=n),
         }
         values = {name: one.value for name, one in pooled.items()} | gate_values(pooled)
         gates = [gate for gate in standard_gates() if isinstance(gate, Gate)]
@@ -70,7 +70,7 @@ class Comparison(Tabular):
 
     @property
     def summary(self) -> str:
-        compared = self.found
+        compared = self.results
         accuracies = f"{100 * compared['accuracy_baseline']:.2f} % -> {100 * compared['accuracy_variant']:.2f} %"
         flips = f"{compared['flips_pct']:.2f} % of {compared['n']:,} answers flipped"
         more = f"; {compared['n_unscored']} more items have no answer" if compared["n_unscored"] else ""
@@ -78,17 +78,17 @@ class Comparison(Tabular):
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         """Return one row for all items, whose task is None, and one per task."""
-        tasks = self.found.get("tasks", {})
-        whole = {name: value for name, value in self.found.items() if name != "tasks"}
+        tasks = self.results.get("tasks", {})
+        whole = {name: value for name, value in self.results.items() if name != "tasks"}
         every = list(dict.fromkeys([*whole, *(name for task in tasks.values() for name in task)]))
         parts = [(None, whole), *tasks.items()]
         return [{"task": task, **{name: values.get(name) for name in every}} for task, values in parts]
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(self.found)
+        return dict(self.results)
 
     def as_text(self) -> str:
-        compared = self.found
+        compared = self.results
         points, flips = compared["accuracy_delta_interval"], compared["flips_pct_interval"]
         change = "" if points is None else f" [{100 * points[0]:+.2f}, {100 * points[1]:+.2f}]"
         shares = "" if flips is None else f" [{flips[0]:.2f}, {flips[1]:.2f}]"

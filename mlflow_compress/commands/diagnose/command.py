@@ -72,9 +72,9 @@ def diagnose(
     Examples
     --------
     >>> moves = mc.diagnose(compressed, diagnosis_args="corpus_tokens=1024", limit=1, store=folder)
-    >>> moves.found.no_swap
+    >>> moves.results.no_swap
     0.0
-    >>> [group.name for group in moves.found.groups][:2]
+    >>> [group.name for group in moves.results.groups][:2]
     ['layers.0.qkv', 'layers.0.o']
     >>> moves["layers.0.qkv"].kl.value > 0
     True

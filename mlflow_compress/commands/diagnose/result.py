@@ -56,7 +56,7 @@ class Diagnosis(Tabular):
     baseline: str
     model: str  # The baseline, as it was given
     checkpoint: str  # Folder of the variant
-    found: GroupsFound  # Every group of weights, the whole variant, and the controls
+    results: GroupsFound  # Every group of weights, the whole variant, and the controls
     advice: Advice
     unchanged: tuple[str, ...]  # Groups whose weights are the baseline's
     # KL of the whole variant by position in the text, by class of the predicted token, and by task and category of
@@ -73,18 +73,18 @@ class Diagnosis(Tabular):
 
     def __getitem__(self, name: str) -> GroupMove:
         """Return one group by its name: "layers.3.qkv". An unknown name is a `KeyError`."""
-        by_name = {group.name: group for group in self.found.groups}
+        by_name = {group.name: group for group in self.results.groups}
         return by_name[name]
 
     @property
     def summary(self) -> str:
-        return diagnosis_sentence(self.name, self.found)
+        return diagnosis_sentence(self.name, self.results)
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
-        return [group_row(group) for group in self.found.groups]
+        return [group_row(group) for group in self.results.groups]
 
     def table(self) -> Table:
-        return groups_table(self.found)
+        return groups_table(self.results)
 
     def to_dict(self) -> dict[str, Any]:
         names = ("name", "baseline", "checkpoint", "unchanged", "whole_model_reason", "seconds")
@@ -93,12 +93,12 @@ class Diagnosis(Tabular):
             **{name: getattr(self, name) for name in names},
             "groups": list(self.to_rows()),
             "advice": {**asdict(self.advice), "recipe": self.advice.recipe and self.advice.recipe.name},
-            "whole": _result_values(self.found.whole),
-            "together": _result_values(self.found.together),
-            "no_swap": self.found.no_swap,
-            "sum_of_parts": self.found.sum_of_parts,
-            "additivity": _result_values(self.found.additivity),
-            "noise_ratio": _result_values(self.found.noise_ratio),
+            "whole": _result_values(self.results.whole),
+            "together": _result_values(self.results.together),
+            "no_swap": self.results.no_swap,
+            "sum_of_parts": self.results.sum_of_parts,
+            "additivity": _result_values(self.results.additivity),
+            "noise_ratio": _result_values(self.results.noise_ratio),
             **{part: [_result_values(result) for result in getattr(self, part)] for part in parts},
             "texts": [asdict(text) for text in self.texts],
             "run": asdict(self.run),
@@ -106,9 +106,9 @@ class Diagnosis(Tabular):
 
     def as_text(self) -> str:
         lines = [self.summary, "", *self.table().only("group", "kl", "against_noise").lines()]
-        if (more := len(self.found.groups) - _GROUPS_SHOWN) > 0:
+        if (more := len(self.results.groups) - _GROUPS_SHOWN) > 0:
             lines[-more:] = [f"({more} more in groups.csv)"]
-        lines += ["", *(f"{name}: {value}" for name, value in control_rows(self.found))]
+        lines += ["", *(f"{name}: {value}" for name, value in control_rows(self.results))]
         command = self.advice.command(self.model)
         lines += ["", self.advice.text, *([] if command is None else [f"  {command}"])]
         return "\n".join([*lines, "", *lines_of_run(self.run)])

@@ -123,7 +123,7 @@ _PREFIX = "diagnose"
 
 def _diagnosis_values(diagnosis: Diagnosis) -> dict[str, float]:
     """Return the metrics of the run, all below one prefix and fewer than 50, whatever the model."""
-    results = diagnosis.found
+    results = diagnosis.results
     values = {
         "kl": results.whole.value,
         "kl_together": results.together.value,
@@ -225,12 +225,12 @@ def _write_diagnosis(
     run.log_values(_diagnosis_values(diagnosis))
     run.log_json(diagnosis.to_dict(), "diagnosis.json")
     with scratch_folder(store.uri) as folder:
-        figures = draw_diagnosis(diagnosis.found, diagnosis.positions, diagnosis.classes, folder / "figures")
+        figures = draw_diagnosis(diagnosis.results, diagnosis.positions, diagnosis.classes, folder / "figures")
         page = render_diagnosis(
             title=f"{diagnosis.name} against {diagnosis.baseline}: where it moves",
             sentence=diagnosis.summary,
             advice=f"{advice.text} {recipe}",
-            results=diagnosis.found,
+            results=diagnosis.results,
             figures=figures,
             categories=diagnosis.categories,
             texts=diagnosis.texts,
@@ -238,7 +238,7 @@ def _write_diagnosis(
                 "method": manifest.method,
                 "settings": manifest.settings,
                 "checkpoint": diagnosis.checkpoint,
-                "tokens measured": diagnosis.found.whole.n,
+                "tokens measured": diagnosis.results.whole.n,
                 "groups with the baseline's weights": len(diagnosis.unchanged),
                 "every layer computed for every group because": diagnosis.whole_model_reason
                 or "only those behind a swap were",
@@ -330,7 +330,7 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
             model=config.source.model,
             advice=advice,
             checkpoint=str(folder),
-            found=groups,
+            results=groups,
             unchanged=tuple(group.name for group in differences.unchanged),
             positions=by_position(table, WHOLE),
             classes=by_class(table, WHOLE, class_rows(texts_of_tokens, before, tokens)),

@@ -166,7 +166,7 @@ def find_or_evaluate(
         run.set_tags({run_names.EVALUATION: evaluation})
         run.log_params({**model.identity, **settings_of(config), "noise_items": config.evaluation.noise_items})
         if model.at_server is not None:
-            run.log_json(model.at_server.facts(), FACTS)
+            run.log_json(model.at_server.server_identity(), FACTS)
         outputs, noise, engine, states = _run_twice(model, suite, config, resume)
         require_unchanged(model)
         if states is not None:

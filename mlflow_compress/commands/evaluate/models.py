@@ -48,7 +48,7 @@ def recognised_in(folder: Path, model: AnyEngineModel) -> None:
     if file.is_file():
         served.recognise(read_json_object(file))
     else:
-        atomic.write(file, json.dumps(served.facts()).encode())
+        atomic.write(file, json.dumps(served.server_identity()).encode())
 
 
 def try_out(model: AnyEngineModel) -> None:
@@ -68,7 +68,7 @@ def scorer_listing(
 ) -> ModelScorer[Writer, Stored]:
     """Return what scores with a model; a server is asked for lists of most probable tokens of these items alone."""
     served = model.at_server
-    return (model if served is None else served.listing(items)).scorer(loaded)
+    return (model if served is None else served.with_lists_for(items)).scorer(loaded)
 
 
 def engine_started(running: EngineConfig, source: SourceConfig, workers: Any = None) -> AbstractContextManager[Any]:
@@ -85,7 +85,7 @@ def engine_started(running: EngineConfig, source: SourceConfig, workers: Any = N
 def cores_shared_out(running: EngineConfig, source: SourceConfig) -> AbstractContextManager[None]:
     """Return a block within which forks of one thread share the passes of a small baseline that runs here, on a CPU."""
     abilities = engine_of_files(running.engine).abilities
-    in_forks = abilities.here and not abilities.own_kernels and is_small(source)
+    in_forks = abilities.in_this_process and not abilities.own_kernels and is_small(source)
     return passes_in_forks() if in_forks else nullcontext()
 
 
@@ -140,8 +140,8 @@ def open_both(config: EvaluateConfig | JudgeConfig, say: Say) -> tuple[AnyEngine
     base = open_baseline(config)
     variant = open_variant(config, base)
     for model in (base, variant):
-        if about := model.about():
-            say(about)
+        if notice := model.notice():
+            say(notice)
     check_same_tokenizer(base, variant)
     return base, variant
 

@@ -132,7 +132,7 @@ def evaluate_variant(
         outputs = _score_drawn(config, suite, base, variant, baseline, resume, scored)
 
     if variant.at_server is not None:
-        run.log_json(variant.at_server.facts(), FACTS)
+        run.log_json(variant.at_server.server_identity(), FACTS)
     if config.sampling.size is None:
         log_harness_metrics(run, suite, outputs, baseline=baseline.records)
     else:  # the harness's code computes plain means, which are not those of items drawn with unequal probabilities

@@ -36,7 +36,7 @@ from mlflow_compress.models.source_model import resolve
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.headline import not_computed
-from mlflow_compress.reporting.numbers import about
+from mlflow_compress.reporting.numbers import duration_text
 from mlflow_compress.reporting.verdict import answer_by_default, verdict, worst_slice
 from mlflow_compress.tracking import run_names
 from mlflow_compress.tracking.live_processes import own_host
@@ -125,12 +125,12 @@ class Progress:
 
     def begin(self, stage: str, number: int, total: int, *, later: Sequence[str] = (), when: str = "") -> None:
         left, seconds = [self._seconds(one) for one in later], self._seconds(stage)
-        known = f": {about(sum(map(statistics.median, left)))}" if left and all(left) else ""
+        known = f": {duration_text(sum(map(statistics.median, left)))}" if left and all(left) else ""
         then = f"; then {', '.join(later)}{known}" if later else ""
         estimate = f"first time for {self._label} on {own_host()}: no estimate"
         if seconds:
             times = "run" if len(seconds) == 1 else f"{len(seconds)} runs"
-            estimate = f"{about(statistics.median(seconds))}, as in the last {times} on {own_host()}"
+            estimate = f"{duration_text(statistics.median(seconds))}, as in the last {times} on {own_host()}"
         self.say(f"[{number}/{total}] {stage}{when}: {_WHAT[stage]} ({estimate}{then})")
 
     def _seconds(self, stage: str) -> list[float]:

@@ -29,7 +29,7 @@ def _path(name: str, value: PathOrText | None) -> Path | None:
 
 @register_command(
     "export",
-    about="Write a receipt of an evaluation: figures, policy, environment and records, signed where there is a key.",
+    description="Write a receipt of an evaluation: figures, policy, environment and records, signed if there is a key.",
     within="receipt",
     heading="share",
     place=22,
@@ -81,7 +81,7 @@ def export(
 
 @register_command(
     "verify",
-    about="Check a receipt: its signature, the digests of its records, and every number, without a model.",
+    description="Check a receipt: its signature, the digests of its records, and every number, without a model.",
     within="receipt",
     heading="share",
     place=23,
@@ -110,7 +110,7 @@ def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: boo
 
 @register_command(
     "card",
-    about="Write what a receipt is shown by: a model card's section and model-index, a table, and a badge.",
+    description="Write what a receipt is shown by: a model card's section and model-index, a table, and a badge.",
     within="receipt",
     heading="share",
     place=25,
@@ -138,7 +138,7 @@ def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | 
 
 @register_command(
     "hub-folder",
-    about="Write a checkpoint with model card, licence and receipt into a folder that can be uploaded as it is.",
+    description="Write a checkpoint with model card, licence and receipt into a folder that can be uploaded as it is.",
     within="receipt",
     heading="share",
     place=27,
@@ -186,7 +186,7 @@ def hub_folder(
 
 @register_command(
     "compare-receipts",
-    about="Compare two receipts, of different people too: figures side by side, and paired by item.",
+    description="Compare two receipts, of different people too: figures side by side, and paired by item.",
     within="receipt",
     heading="share",
     place=26,

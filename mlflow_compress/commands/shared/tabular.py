@@ -157,7 +157,7 @@ _ABOUT = "what it does"  # the column that stands beside the name
 
 
 @dataclass(frozen=True)
-class Listing(Tabular):
+class Catalog(Tabular):
     """Registered objects of one kind, one row each."""
 
     kind: str  # What they are: "compression methods"

@@ -138,7 +138,7 @@ class PreparedVariant:
     key: str  # See `variant_key`
     parts: Mapping[str, str]  # See `stage_keys`
     replicate_of: str | None = None  # The folder's name of the checkpoint that is made again
-    # What the server of a served variant says now (see `evaluation.served.facts`)
+    # What the server of a served variant says now (see `evaluation.served`)
     served: Mapping[str, object] | None = None
 
     @property
@@ -204,7 +204,7 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Tracker
             # One whose server cannot be used now is refused before the sweep.
             model = open_variant(one.config.evaluate_config(one.config.compression.checkpoint), base).at_server
             assert model is not None
-            served = model.facts()
+            served = model.server_identity()
             named = (one.config, str(served["weights"]), evaluation)
             key, parts = variant_key(*named), stage_keys(*named)
             variants.append(PreparedVariant(asked=one, known=known, key=key, parts=parts, served=served))

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from mlflow_compress.commands.shared.tabular import ScoredVariants, Tabular, lines_of_run
 from mlflow_compress.decide.scoreboard import Scoreboard
-from mlflow_compress.reporting.numbers import about, bytes_text
+from mlflow_compress.reporting.numbers import bytes_text, duration_text
 from mlflow_compress.reporting.tables import Column, Table
 from mlflow_compress.tracking.store import RunLink
 
@@ -77,7 +77,7 @@ class SweepPlan(Tabular):
         lines = [f"{self.summary}; evaluation {self.evaluation[:8]}", ""]
         rows = []
         for variant in self.variants:
-            time = "unknown" if variant.seconds is None else about(variant.seconds)
+            time = "unknown" if variant.seconds is None else duration_text(variant.seconds)
             size = bytes_text(int(self.size_of(variant)))
             on_disk = f"{'at most' if variant.size_bytes is None else 'about'} {size}"
             finished = variant.finished_run
@@ -97,11 +97,12 @@ def _sums(plan: SweepPlan) -> list[str]:
     n_unknown = sum(1 for variant in plan.to_do if variant.seconds is None)
     known = sum(variant.seconds or 0.0 for variant in plan.to_do)
     if not n_unknown:
-        time = f"{about(known)}, as in earlier runs of this store"
+        time = f"{duration_text(known)}, as in earlier runs of this store"
     elif n_unknown == len(plan.to_do):
         time = "unknown: the store has no finished run of these methods on this evaluation"
     else:
-        time = f"{about(known)}, and that of {n_unknown} {'variant' if n_unknown == 1 else 'variants'} is unknown"
+        others = "1 variant" if n_unknown == 1 else f"{n_unknown} variants"
+        time = f"{duration_text(known)}, and that of {others} is unknown"
     copies = "the checkpoints, and a copy of each with its model" if plan.copies == 2 else "the checkpoints"
     return [f"Time: {time}.", f"Disk: about {bytes_text(int(plan.disk_bytes))} ({copies}; records are not counted)."]
 
@@ -135,7 +136,7 @@ class Sweep(ScoredVariants):
 
     scoreboard: Scoreboard  # Every variant with its values, and which of them can be told apart
     plan: SweepPlan  # What was asked for
-    found: str  # What was found, in one sentence
+    finding: str  # What was found, in one sentence
     text: str  # The scoreboard as text for a terminal
     choice: str  # What the default policy chooses, and why; empty where no variant has results
     page: str  # Where the page over the variants lies; empty where there is none
@@ -148,7 +149,7 @@ class Sweep(ScoredVariants):
 
     @property
     def summary(self) -> str:
-        return self.found
+        return self.finding
 
     @property
     def scores(self) -> Scoreboard:
@@ -166,6 +167,6 @@ class Sweep(ScoredVariants):
         from mlflow_compress.reporting.scoreboard_text import wrapped
 
         page = [f"Page:          {self.page}"] if self.page else []
-        said = [line for text in (self.choice, self.found) for line in wrapped(text)]
+        said = [line for text in (self.choice, self.finding) for line in wrapped(text)]
         parts = ["\n".join(said), self.text, "\n".join([*lines_of_run(self.run), *page])]
         return "\n\n".join(part for part in parts if part)

@@ -100,7 +100,7 @@ def publish_sweep(
     return Sweep(
         scoreboard=board,
         plan=plan,
-        found=sentence,
+        finding=sentence,
         text=scoreboard_text(board),
         choice=choice,
         page=page,

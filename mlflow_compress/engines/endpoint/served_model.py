@@ -191,7 +191,7 @@ class ServedModel:
     def load(self) -> "ServedModel":
         return self
 
-    def listing(self, items: Collection[ItemKey]) -> "ServedModel":
+    def with_lists_for(self, items: Collection[ItemKey]) -> "ServedModel":
         return replace(self, listed=items)
 
     def scorer(
@@ -211,21 +211,21 @@ class ServedModel:
             return endpoint_scorer.StoredStates(stored)
         return stored if isinstance(stored, endpoint_scorer.ShownLists) else None
 
-    def facts(self) -> dict[str, object]:
+    def server_identity(self) -> dict[str, object]:
         return {"served_model": self.name, "weights": self.weights, **asdict(self.can)}
 
     def recognise(self, earlier: object) -> None:
         """Refuse a server that answers a fixed text otherwise than it did; see `check_same_model`."""
-        check_same_model(self.facts(), earlier)
+        check_same_model(self.server_identity(), earlier)
 
     def require_unchanged(self) -> None:
         """Refuse a server that answers a fixed text otherwise than when it was opened: its model was exchanged."""
         tokens = Encoder(self.tokenizer, self.max_length).ids([PROBE_TEXT])[0]
         replies = self.answers(None).ask(recognising(tokens), label="the same model")
         now = [float(answer[0].top[1][0]) for answer in replies if answer is not None and len(answer[0].top[1])]
-        check_same_model({**self.facts(), "probe": now}, self.facts())
+        check_same_model({**self.server_identity(), "probe": now}, self.server_identity())
 
-    def about(self) -> str:
+    def notice(self) -> str:
         return "\n".join(self.can.lines(self.name))
 
     @property

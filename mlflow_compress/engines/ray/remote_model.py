@@ -32,7 +32,7 @@ class RemoteModel(FileModel):
 
     workers: Workers
 
-    abilities = Abilities(here=False)
+    abilities = Abilities(in_this_process=False)
 
     @classmethod
     def of(cls, light: LightModel, **more: Workers) -> Self:
