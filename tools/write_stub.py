@@ -1,6 +1,7 @@
 """Write `mlflow_compress/__init__.pyi`, what type checkers and editors read, from the registry of commands.
 
-Run it after a change of a command or its parameters; a test fails while the file differs.
+`setup.py` does so where a package is built or installed in place. Run it after a change of a command, to see it in an
+editor.
 """
 
 import ast
