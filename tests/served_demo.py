@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -42,6 +42,7 @@ class ServedDemo:
     by_position: bool = True  # knows prompt_logprobs, as a vLLM does
     max_length: int = 1024  # tokens that it says it reads
     chat: str | None = None  # written before every conversation: "" for the model's own template; None: it has no chat
+    adapters: dict[str, LoadedModel] = field(default_factory=dict)  # further names at this server, as a vLLM has them
     before_token: Callable[[], object] = lambda: None  # called before each token of a stream
     fault: Fault = lambda number, body: None
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -160,11 +161,9 @@ class ServedDemo:
     def page(self, path: str) -> dict[str, Any] | None:
         """Return what a GET of this path gives; None for nothing."""
         vllm = self.kind in ("vllm", "sharp")
-        pages: dict[str, dict[str, Any]] = {
-            "/v1/models": {
-                "data": [{"id": NAME, **({"max_model_len": self.max_length, "root": "demo"} if vllm else {})}]
-            }
-        }
+        base = {"id": NAME, **({"max_model_len": self.max_length, "root": "demo"} if vllm else {})}
+        adapters = [{"id": name, "root": f"/adapters/{name}", "parent": NAME} for name in self.adapters]
+        pages: dict[str, dict[str, Any]] = {"/v1/models": {"data": [base, *adapters]}}
         if vllm:
             pages["/version"] = {"version": "0.0.1"}
         if self.kind == "llama.cpp":
@@ -173,6 +172,9 @@ class ServedDemo:
 
     def answer(self, path: str, body: dict[str, Any]) -> dict[str, Any] | tuple[int, str]:
         """Return the answer to a POST."""
+        if (adapted := self.adapters.get(body.get("model", NAME))) is not None:
+            found = replace(self, loaded=adapted, adapters={}).answer(path, body)
+            return found if isinstance(found, tuple) else {**found, "model": body["model"]}
         if path == "/v1/completions":
             if self.kind == "llama.cpp":
                 return self.completion({**body, "echo": False})

@@ -192,6 +192,27 @@ def test_a_served_variant_against_a_served_baseline(loaded: LoadedModel, tmp_pat
     assert found["noise/flips_pct"].value == 0.0
 
 
+def test_a_base_and_its_adapter_are_two_names_of_one_server(loaded: LoadedModel, tmp_path: Path) -> None:
+    adapted = load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
+    adapted.model.model.layers[2].mlp.down_proj.weight.data.mul_(0.5)
+    names = {"baseline_served_model": NAME, "served_model": "my-lora", "tokenizer": str(demo.MODEL_DIR)}
+    asked = settings(tmp_path, endpoint_args=names)
+    with served_demo(loaded, adapters={"my-lora": adapted}, max_length=512) as server:
+        address = f"endpoint:{server.base_url}"
+        said: list[str] = []
+        together = mc.evaluate(address, model=address, store=tmp_path / "one", progress=said.append, **asked)
+    assert together.baseline == NAME and together.verdict.startswith("endpoint-my-lora")
+    assert {body["model"] for body in server.bodies} == {NAME, "my-lora"}
+    assert "\n".join(said).count("512 tokens") == 2  # the server tells an adapter's context by its base
+    # Each name has its own answers: they are those of two servers.
+    with served_demo(loaded) as base, served_demo(loaded, adapters={"my-lora": adapted}) as other:
+        apart = mc.evaluate(
+            f"endpoint:{other.base_url}", model=f"endpoint:{base.base_url}", store=tmp_path / "two", **asked
+        )
+    assert together["distance/kl_top20"].value > 0
+    assert together.metrics == apart.metrics
+
+
 def test_another_model_under_the_same_name_is_refused_later_and_midway(loaded: LoadedModel, tmp_path: Path) -> None:
     other = load_model(LoadConfig(path=str(demo.MODEL_DIR), dtype="float32", device="cpu"))
     other.model.model.layers[2].mlp.down_proj.weight.data.zero_()
