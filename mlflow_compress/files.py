@@ -1,8 +1,12 @@
-"""Files: written completely or not at all; JSON and YAML, read strictly and with one clear error; lock files."""
+"""Files and folders, written completely or not at all; JSON and YAML, read strictly and with one clear error; locks."""
 
+import glob
 import json
 import os
 import re
+import shutil
+import stat
+import tempfile
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -50,6 +54,44 @@ def rename(source: Path, target: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+_STAGING = ".partial"
+
+
+@contextmanager
+def staging_folder(out: Path) -> Iterator[Path]:
+    """Yield a hidden folder next to `out`. It is renamed to `out` on success, and removed on any failure."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_STAGING, dir=out.parent))
+    except OSError as error:
+        raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
+    try:
+        yield folder
+        give_usual_permissions(folder)
+        rename(folder, out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def give_usual_permissions(folder: Path) -> None:
+    """Give a folder and its files those of ordinary new ones; temporary folders and safetensors files are private.
+
+    A file that has them is not touched: its hash stays known.
+    """
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in (folder, *folder.rglob("*")):
+        usual = (0o777 if path.is_dir() else 0o666) & ~mask
+        if stat.S_IMODE(path.stat().st_mode) != usual:
+            path.chmod(usual)
+
+
+def drop_unfinished_folders(out: Path) -> None:
+    """Delete what killed processes have left of a checkpoint. Nobody else may be writing it."""
+    for folder in out.parent.glob(f".{glob.escape(out.name)}.*{_STAGING}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 _MOST_DIGITS = 300  # a longer integer fits into no float

@@ -119,9 +119,8 @@ def write_adapter(base: Path, folder: Path, *, steps: int = 0, **settings: Any) 
 
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_pretrained(base)
-    config = LoraConfig(
-        r=4, target_modules="all-linear", init_lora_weights=steps > 0, task_type="CAUSAL_LM", **settings
-    )
+    settings = {"target_modules": "all-linear", "init_lora_weights": steps > 0, **settings}
+    config = LoraConfig(r=4, task_type="CAUSAL_LM", **settings)
     tuned = get_peft_model(model, config)
     if steps:
         tokens = transformers.AutoTokenizer.from_pretrained(base)(TEXT[0], return_tensors="pt").input_ids[:, :64]

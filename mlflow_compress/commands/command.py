@@ -257,9 +257,12 @@ def _check_environment() -> None:
 def _refuse_early(config: Parameters, store: StoreLike) -> None:
     """Refuse what names and files alone show to be wrong, before torch is imported: that is within two seconds."""
     from mlflow_compress.models.identity import require_own_tokens, require_tokenizer_files, require_tools_template
+    from mlflow_compress.models.peft_adapter import ADAPTER
 
     values = config.values()
     folders = {name: Path(str(values[name])) for name in TAKES_MODELS if values.get(name) is not None}
+    # An adapter's own files say little of the model that it will be.
+    folders = {name: folder for name, folder in folders.items() if not (folder / ADAPTER).is_file()}
     for folder in folders.values():
         if (folder / "config.json").is_file() and values.get("tokenizer") is None:
             require_tokenizer_files(folder)

@@ -1,14 +1,11 @@
 """The compression pipeline: check, compress, verify by reloading, publish."""
 
 import contextlib
-import glob
 import io
 import json
 import logging
 import os
 import platform
-import shutil
-import stat
 import sys
 import tempfile
 import time
@@ -114,44 +111,6 @@ def _peak_rss() -> int:
     return used if sys.platform == "darwin" else used * 1024  # macOS counts bytes, Linux kibibytes
 
 
-_STAGING = ".partial"
-
-
-@contextmanager
-def staging_folder(out: Path) -> Iterator[Path]:
-    """Yield a hidden folder next to `out`. It is renamed to `out` on success, and removed on any failure."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_STAGING, dir=out.parent))
-    except OSError as error:
-        raise ConfigError(f"The output folder cannot be written: {error}", got=str(out)) from error
-    try:
-        yield folder
-        _give_usual_permissions(folder)
-        atomic.rename(folder, out)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _give_usual_permissions(folder: Path) -> None:
-    """Give a folder and its files those of ordinary new ones; temporary folders and safetensors files are private.
-
-    A file that has them is not touched: its hash stays known.
-    """
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in (folder, *folder.rglob("*")):
-        usual = (0o777 if path.is_dir() else 0o666) & ~mask
-        if stat.S_IMODE(path.stat().st_mode) != usual:
-            path.chmod(usual)
-
-
-def drop_unfinished_folders(out: Path) -> None:
-    """Delete what killed processes have left of a checkpoint. Nobody else may be writing it."""
-    for folder in out.parent.glob(f".{glob.escape(out.name)}.*{_STAGING}"):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 logger = logging.getLogger(__name__)
 
 LIBRARIES = (
@@ -219,7 +178,7 @@ def compress_model(
     require_supported(chosen, settings, source)
     with quiet(), METHODS.blaming(method):
         tokens = _calibration(chosen, settings, source, calibration)
-    with staging_folder(out) as folder:
+    with atomic.staging_folder(out) as folder:
         job = CompressionJob(
             source=source,
             config=settings,
@@ -270,7 +229,7 @@ def _compress_and_verify(method: Method[Any], job: CompressionJob[MethodConfig],
         logits = write_compressed(method, job)
     seconds, processor = time.perf_counter() - start, processor_time() - processor
     probe_file = probe_module.write_probe(job.folder, job.probe, logits, rounded=method.rounds(job.config))
-    _give_usual_permissions(job.folder)  # before its files are hashed
+    atomic.give_usual_permissions(job.folder)  # before its files are hashed
     report = reload_in_fresh_process(
         job.folder, device=job.device, offload=job.offload, trust_remote_code=job.source.trust_remote_code
     )

@@ -1,25 +1,33 @@
 """The model to compress: its folder, its layers, and its size as stored."""
 
+import hashlib
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlflow_compress.errors import CheckpointError, UnsupportedError
-from mlflow_compress.models import architectures, model_files, stored_weights
+from mlflow_compress.errors import CheckpointError, UnsupportedError, require_extra
+from mlflow_compress.files import alone_with, drop_unfinished_folders, staging_folder
+from mlflow_compress.hashes import sha256_files
+from mlflow_compress.home import home
+from mlflow_compress.models import architectures, checkpoint_config, model_files, peft_adapter, stored_weights
 from mlflow_compress.models.model_files import GENERATION, weights_errors
+from mlflow_compress.models.peft_adapter import ADAPTER
 from mlflow_compress.paths import started_in
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 DOWNLOADED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "README.md", "LICEN[CS]E*", "NOTICE*"]
 """Files that are downloaded from a hub to be compressed, with their licence; pickles are not."""
 _NOT_WEIGHTS = [
     "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.onnx", "*.gguf", "original/*", "consolidated*.safetensors"
 ]  # fmt: skip
-ADAPTER = "adapter_config.json"
 
 _MOST_ELSEWHERE = 0.1
 """Largest share of the layers' weights that may be outside of linear layers (routers, short convolutions)."""
@@ -195,16 +203,66 @@ def local_model_folder(model: str) -> Path:
 
 
 def resolve_folder(path: str, *, allow: list[str] | None = None) -> Path:
-    """Return the local folder of a checkpoint; a hub id is downloaded, or taken from the local cache."""
+    """Return the local folder of a checkpoint; a hub id is downloaded, or taken from the local cache.
+
+    In place of an adapter's folder it is that of its base with the adapter merged into it.
+    """
     folder = _downloaded(path, allow)
-    if (folder / ADAPTER).is_file():
+    if not (folder / ADAPTER).is_file():
+        return folder
+    if any(folder.glob("model*.safetensors")):
         raise CheckpointError(
-            "The folder has an adapter, which transformers applies where peft is installed and ignores elsewhere",
-            allowed="a model alone",
+            "The folder has a model and an adapter, which transformers applies where peft is installed and ignores "
+            "elsewhere",
+            allowed="a model alone, or an adapter alone",
             got=str(folder / ADAPTER),
-            fix=f"Give its base, and the adapter with method=adapter; or move {ADAPTER} elsewhere",
+            fix=f"Move the adapter's files elsewhere, {ADAPTER} among them",
         )
-    return folder
+    return _merged_folder(folder)
+
+
+def _merged_folder(folder: Path) -> Path:
+    """Return the folder of an adapter's model: its base with the adapter merged into it, in the base's dtype.
+
+    It is made once, and found again by the contents of all files of both. The tokenizer is the base's.
+    """
+    require_extra("adapters", "peft", by="A model that is an adapter")
+    peft_adapter.require_adapter(folder)
+    base, merging = peft_adapter.base_of(folder), f"{peft_adapter.BASE} of {folder / ADAPTER}"
+    if (Path(base) / ADAPTER).is_file():
+        raise UnsupportedError("The base of the adapter is an adapter", allowed=f"a model as {merging}", got=base)
+    try:
+        base_folder = local_model_folder(base)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"The base of the adapter cannot be opened: {str(error).rstrip('.')}",
+            fix=f"Correct {merging}, or give the base as the model, and the adapter with method=adapter",
+        ) from error
+    if "auto_map" in checkpoint_config.read_settings(base_folder):
+        raise UnsupportedError(
+            "The base of the adapter brings code along, and an adapter given as a model is merged without any",
+            got=base,
+            fix="Compress the base with method=adapter and model_args=trust_remote_code=true, and give the checkpoint",
+        )
+    unused = checkpoint_config.unused_weights(base_folder)
+    files = [path for path in sorted(base_folder.iterdir()) if path.is_file() and path.name not in unused]
+    hashes = sha256_files([*files, *(folder / name for name in peft_adapter.ADAPTER_FILES)])
+    contents = "".join(f"{path.name}\0{digest}\n" for path, digest in hashes.items())
+    key = hashlib.sha256(f"{metadata.version('peft')}\n{contents}".encode()).hexdigest()[:16]
+    merged = home("") / "merged" / key
+    if merged.is_dir():
+        return merged
+    merged.parent.mkdir(parents=True, exist_ok=True)
+    with alone_with(merged.with_suffix(".lock")):
+        if not merged.is_dir():  # another process may have made it while this one waited
+            drop_unfinished_folders(merged)
+            logger.info("Merging the adapter %s into its base %s, once: %s", folder, base, merged)
+            source = resolve(base)
+            model = peft_adapter.merge(source.load("cpu", dtype=source.torch_dtype), folder)
+            with staging_folder(merged) as new:
+                model.save_pretrained(new)
+                source.save_others(new)
+    return merged
 
 
 def _downloaded(path: str, allow: list[str] | None) -> Path:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mlflow_compress as mc
-from mlflow_compress.errors import CheckpointError
+from mlflow_compress.errors import CheckpointError, MissingDependencyError
 from mlflow_compress.models import stored_weights
 from mlflow_compress.models.checkpoint_config import unused_weights, weight_files
 from mlflow_compress.models.identity import weights_hash
@@ -190,16 +190,20 @@ def test_an_incomplete_folder_is_one_error_that_names_the_file(
             call()
 
 
-@pytest.mark.parametrize("kind", ["a whole model", "the adapter alone"])
-def test_an_adapter_is_refused_because_peft_decides_whether_it_counts(kind: str, single: Path, tmp_path: Path) -> None:
+def test_an_adapter_beside_a_model_is_refused_and_one_alone_needs_peft(
+    single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = Path(shutil.copytree(single, tmp_path / "m"))
     adapter_without_settings(folder)
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "x"}))
-    if kind == "the adapter alone":
-        (folder / "config.json").unlink()
-        (folder / "model.safetensors").unlink()
-    for call in (lambda: load_model(LoadConfig(path=str(folder))), lambda: resolve(str(folder))):
-        with pytest.raises(CheckpointError, match=r"has an adapter.*method=adapter"):
+    calls: list[Callable[[], Any]] = [lambda: load_model(LoadConfig(path=str(folder))), lambda: resolve(str(folder))]
+    for call in calls:
+        with pytest.raises(CheckpointError, match="has a model and an adapter"):
+            call()
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for call in calls:
+        with pytest.raises(MissingDependencyError, match=r"peft.*mlflow-compress\[adapters\]"):
             call()
 
 

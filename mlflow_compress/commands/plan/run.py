@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from mlflow_compress.items.suite import Suite
 from mlflow_compress.items.task import TraceCorpus
 from mlflow_compress.models.identity import max_length
 from mlflow_compress.models.model_files import open_config, open_tokenizer
+from mlflow_compress.models.peft_adapter import ADAPTER, base_of
 from mlflow_compress.models.placement import BALANCED, placement, room_for_states
 from mlflow_compress.scoring import costs as formulas
 from mlflow_compress.scoring.costs import (
@@ -603,6 +605,8 @@ def _dtype(name: str, model_config: Any) -> torch.dtype:
 def _opened(config: PlanConfig) -> tuple[Any, Any]:
     """Return configuration and tokenizer; a hub id costs the download of both, and never of weights."""
     model = model_path(config.source.model)
+    if (Path(model) / ADAPTER).is_file():
+        model = base_of(Path(model))  # they are the base's; nothing is merged for a plan
     trusted = config.source.trust_remote_code
     tokenizer = model_path(config.tokenizer) if config.tokenizer else model
     return open_config(model, trust_remote_code=trusted), open_tokenizer(tokenizer, trust_remote_code=trusted)

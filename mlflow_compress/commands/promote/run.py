@@ -35,6 +35,7 @@ from mlflow_compress.decide.gates import DECODE_SPEEDUP, GATE_DROP, GATE_FLIPS, 
 from mlflow_compress.decide.promotion import Candidate, Decision, GateReading, PolicyGates, gates_of
 from mlflow_compress.errors import ConfigError
 from mlflow_compress.metrics.core.metric_inputs import headline
+from mlflow_compress.models.source_model import local_model_folder
 from mlflow_compress.models.stored_weights import hash_weights
 from mlflow_compress.records import MetricResult, RunRecords
 from mlflow_compress.reporting.tables import Column, Table
@@ -48,7 +49,7 @@ from mlflow_compress.tracking.tracker import Tracker
 def _base_weights(model: str) -> str | None:
     """Return the hash of the weights in a folder (or of the demo); None for a name."""
     if model in demo.MODELS or Path(model).is_dir():
-        return hash_weights(Path(model_path(model)))[1]
+        return hash_weights(local_model_folder(model_path(model)))[1]
     return None
 
 

@@ -14,12 +14,12 @@ from mlflow_compress.commands.shared.named_models import is_small, model_label, 
 from mlflow_compress.commands.shared.tabular import Tabular, lines_of_run
 from mlflow_compress.compression.checkpoint_manifest import MANIFEST_FILE, CheckpointManifest, hash_read
 from mlflow_compress.compression.method import METHODS, MethodConfig, variant_label
-from mlflow_compress.compression.pipeline import compress_model, drop_unfinished_folders
+from mlflow_compress.compression.pipeline import compress_model
 from mlflow_compress.compression.servers import check_target
 from mlflow_compress.config import as_text
 from mlflow_compress.config.declarations import AUTO, NONE
 from mlflow_compress.decide.gates import CACHE, CACHE_RATIO
-from mlflow_compress.files import alone_with
+from mlflow_compress.files import alone_with, drop_unfinished_folders
 from mlflow_compress.home import out_folder
 from mlflow_compress.items.sources.calibration_sets import CalibrationSet
 from mlflow_compress.kept import kept

@@ -20,7 +20,6 @@ from mlflow_compress.commands.shared.named_models import not_served, read_manife
 from mlflow_compress.compression.checkpoint_manifest import CheckpointManifest, hash_others
 from mlflow_compress.compression.method import METHODS
 from mlflow_compress.compression.mixed_recipe import MIXED
-from mlflow_compress.compression.pipeline import staging_folder
 from mlflow_compress.config import is_endpoint
 from mlflow_compress.errors import ConfigError, MlflowCompressError, TrackingError
 from mlflow_compress.models.checkpoint_config import CACHE_IGNORED, QUANTIZED_CACHE
@@ -57,7 +56,7 @@ def write_hub_folder(
     if named is None:
         remarks += ["The card names no base model, which was a folder: give --base-model ORG/NAME"]
 
-    with staging_folder(output) as folder:
+    with atomic.staging_folder(output) as folder:
         for path in sorted(Path(checkpoint).rglob("*")):
             if path.is_file() and not path.name.startswith("."):
                 _take(path, folder / path.relative_to(checkpoint))

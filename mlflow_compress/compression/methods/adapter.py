@@ -2,18 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from mlflow_compress.compression.layers import save_and_measure
 from mlflow_compress.compression.method import CompressionJob, Logits, Method, MethodConfig, register
 from mlflow_compress.errors import CheckpointError, ConfigError, DataError, UnsupportedError
-from mlflow_compress.files import read_json_object
 from mlflow_compress.hashes import sha256_file
-from mlflow_compress.models import stored_weights
-from mlflow_compress.models.source_model import ADAPTER, SourceModel
+from mlflow_compress.models import peft_adapter, stored_weights
+from mlflow_compress.models.source_model import SourceModel
 from mlflow_compress.paths import started_in
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 class _AdapterConfig(MethodConfig):
@@ -31,13 +27,7 @@ class _AdapterConfig(MethodConfig):
         if not self.adapter:
             raise ConfigError("Method 'adapter' needs an adapter", allowed="a folder", fix="Give adapter=FOLDER")
         folder = Path(started_in()) / Path(self.adapter).expanduser()  # stages run in other folders
-        missing = [name for name in (ADAPTER, ADAPTER_WEIGHTS) if not (folder / name).is_file()]
-        if missing:
-            raise CheckpointError(
-                "The folder holds no adapter that can be read",
-                allowed=f"{ADAPTER} and {ADAPTER_WEIGHTS}, as peft's save_pretrained writes them (no pickles)",
-                got=f"{folder} without {' and '.join(missing)}",
-            )
+        peft_adapter.require_adapter(folder)
         return folder.resolve()
 
 
@@ -64,10 +54,10 @@ class Adapter(Method[_AdapterConfig]):
 
     def fingerprint(self, config: _AdapterConfig) -> str:
         """Return the hashes of the adapter's files: the folder's content may change."""
-        return "".join(sha256_file(config.folder / name) for name in (ADAPTER, ADAPTER_WEIGHTS))
+        return "".join(sha256_file(config.folder / name) for name in peft_adapter.ADAPTER_FILES)
 
     def check(self, config: _AdapterConfig, source: SourceModel) -> None:
-        base = str(read_json_object(config.folder / ADAPTER, error=CheckpointError).get("base_model_name_or_path"))
+        base = peft_adapter.base_of(config.folder)
         if not (config.other_base or _is_of(base, source)):
             raise UnsupportedError(
                 "The adapter was trained on another base",
@@ -77,21 +67,8 @@ class Adapter(Method[_AdapterConfig]):
             )
 
     def compress(self, job: CompressionJob[_AdapterConfig]) -> Logits:
-        import torch
-        from peft import PeftModel
-
-        model: Any = job.source.load(job.device, dtype=job.source.torch_dtype)
-        try:
-            # peft draws a random adapter before it reads this one; `low_cpu_mem_usage` rounds it to the base's dtype.
-            with torch.random.fork_rng():
-                tuned = PeftModel.from_pretrained(model, str(job.config.folder), use_safetensors=True)
-            merged = tuned.merge_and_unload()
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
-            raise UnsupportedError(
-                f"peft cannot merge the adapter: {type(error).__name__}: {reason}", got=job.config.adapter
-            ) from error
-        return save_and_measure(job, merged)
+        model = job.source.load(job.device, dtype=job.source.torch_dtype)
+        return save_and_measure(job, peft_adapter.merge(model, job.config.folder))
 
 
 def _is_of(base: str, source: SourceModel) -> bool:
