@@ -143,6 +143,12 @@ def _pairs(value: object, *, between: str = ",") -> object:
     return pairs
 
 
+def _in_words(value: object) -> object:
+    if str(value).lower() in ("true", "false", "1", "0"):
+        raise ValueError("a reason in words, or none")
+    return value
+
+
 def as_typed(value: object) -> str:
     """Return a value as a user would type it."""
     if value is None or value == {}:
@@ -163,6 +169,7 @@ Target = Literal["any", "vllm", "vllm-cpu", "llama.cpp", "transformers"]
 """Who is to serve a checkpoint."""
 
 OptionalText = Annotated[str | None, OrNone]
+OptionalReason = Annotated[str | None, OrNone, BeforeValidator(_in_words)]
 OptionalNames = Annotated[str | None, OrNone, BeforeValidator(_joined)]
 
 

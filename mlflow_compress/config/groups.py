@@ -12,6 +12,7 @@ from mlflow_compress.config.declarations import (
     EMBEDDED,
     Group,
     Names,
+    OptionalReason,
     OptionalText,
     Pairs,
     Parameters,
@@ -49,8 +50,11 @@ class SourceConfig(Group):
         "given checkpoint was made from, where this is left out",
         path="folder",
     )
-    other_baseline: bool = option(
-        False, "compare a checkpoint with a baseline that it was not made from (off: refused)", within=_MODEL_ARGS
+    other_baseline: OptionalReason = option(
+        None,
+        "why a checkpoint is compared with a baseline that it was not made from, in words that the run shows; none: "
+        "that is refused",
+        within=_MODEL_ARGS,
     )
     device: Device = option(
         "auto", "where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk"
@@ -73,6 +77,11 @@ class SourceConfig(Group):
         False, "run code that a checkpoint brings along (off: such models are refused)", within=_MODEL_ARGS
     )
     data_dir: OptionalText = option(None, "folder of data sets in hub layout, looked in before the hub", path="folder")
+
+    @property
+    def reason(self) -> dict[str, str]:
+        """Why a checkpoint is compared with another baseline than its own, as runs log it; empty without a reason."""
+        return {} if self.other_baseline is None else {"other_baseline": self.other_baseline}
 
 
 class CompressionConfig(Group):

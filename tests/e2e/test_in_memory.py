@@ -21,6 +21,7 @@ from tests.compress_models import make_llama
 from tests.conftest import Fork, forked_checks
 from tests.roundoff import of_sum
 from tests.stores import runs_in
+from tests.task_files import sums, write_rows
 
 ROWS = [
     {
@@ -125,3 +126,25 @@ def test_weights_that_it_was_not_made_from_are_refused_with_both_hashes(
     message = str(raised.value)
     assert checkpoint.manifest.base_weights_hash in message and "demo, weights " in message
     assert not runs_in(tmp_path / "results")
+
+
+def test_a_reason_lets_it_be_compared_with_others_and_is_shown_and_logged(
+    checkpoint: mc.CompressedModel, tmp_path: Path
+) -> None:
+    other = str(make_llama(tmp_path / "pretrained", seed=1))
+    asked: dict[str, Any] = {
+        "model": other,
+        "tasks": str(write_rows(tmp_path / "cloze.jsonl", sums(2, choices=["two", "four or more"], answer=0))),
+        "num_fewshot": 0,
+        "num_shuffles": 0,
+        "store": tmp_path / "results",
+    }
+    for no_reason in (True, "false", "1"):
+        with pytest.raises(mc.MlflowCompressError, match=r"'other_baseline' of 'model_args'.*a reason in words"):
+            mc.evaluate(checkpoint, model_args={"other_baseline": no_reason}, **asked)
+    found = mc.evaluate(checkpoint, model_args={"other_baseline": "tuned from it"}, **asked)
+    assert "Baseline pretrained, other_baseline tuned from it" in found.account.sentence
+    again = mc.evaluate(checkpoint, model_args={"other_baseline": "its teacher"}, **asked)
+    assert "other_baseline its teacher" in again.account.sentence and "tuned from it" not in again.account.sentence
+    logged = {run.data.params.get("other_baseline") for run in runs_in(tmp_path / "results")}
+    assert logged == {None, "tuned from it", "its teacher"}  # None: the baseline's own run

@@ -293,7 +293,7 @@ def run_diagnose(config: DiagnoseConfig, store: Tracker | str | None = None, say
         text = as_text(config)
         kinds = (config.evaluation, config.diagnosis, config.inference)
         names = ["model", *(name for group in kinds for name in type(group).model_fields)]
-        run.log_params({**{name: text[name] for name in names}, "dtype": inference.dtype})
+        run.log_params({**{name: text[name] for name in names}, "dtype": inference.dtype, **config.source.reason})
         if existing is not None:
             manifest, folder = existing, Path(str(config.compression.checkpoint))
         else:

@@ -145,11 +145,11 @@ def evaluate_variant(
         asked_again=again,
         settings=MetricSettings(seed=config.source.seed, split_seed=config.source.seed),
     )
-    account = (
-        stored.read_account(store, earlier[0].run_id)
-        if earlier
-        else _account_of(inputs, outputs, {**conditions(config, base, variant), **_drawn_with(suite)})
-    )
+    if earlier:
+        account = stored.read_account(store, earlier[0].run_id)
+        account = replace(account, setting={**account.setting, **config.source.reason})
+    else:
+        account = _account_of(inputs, outputs, {**conditions(config, base, variant), **_drawn_with(suite)})
     run.log_json(account.to_dict(), ACCOUNT)
     run.log_values(account.values())
     return _Compared(inputs=inputs, baseline=baseline, account=account, found_in=earlier[0].run_id if earlier else None)
@@ -231,6 +231,7 @@ def conditions(config: EvaluateConfig, base: AnyEngineModel, variant: AnyEngineM
     unused = [] if base.abilities.served else unused_weights(base.path)
     known = {
         "baseline": baseline_label(config.source, config.served),
+        **config.source.reason,
         "engine": "endpoint" if variant.abilities.served else config.running.engine,
         "dtype": str(variant.dtype).removeprefix("torch."),
         "threads": rounding.get("threads", ""),
@@ -327,6 +328,7 @@ def run_evaluate(config: EvaluateConfig, store: Tracker | str | None = None, say
         run.log_params(
             {
                 "model": config.source.model,
+                **config.source.reason,
                 "tasks": EMBEDDED if config.evaluation.tasks == "auto" else config.evaluation.tasks,
                 "noise_items": config.evaluation.noise_items,
                 **config.sampling.logged,

@@ -251,7 +251,7 @@ def _judge(
     inputs = _metric_inputs(config, answered, judged, instructions, settings)
     account = _account(judged, spending)
     of_judges = {name: value for one in judged.values() for name, value in one.parameters.items()}
-    run.log_params({**of_judges, **answered.params})
+    run.log_params({**of_judges, **answered.params, **config.source.reason})
     if account:
         run.log_values(account)
     skipped = "; ".join([*(one.skipped for one in judged.values() if one.skipped), *answered.skipped])

@@ -78,12 +78,12 @@ VariantManifest = CheckpointManifest | ServedVariant
 def described(checkpoint: str | None, source: SourceConfig, served: ServedConfig) -> VariantManifest:
     """Return what is known of a stage's variant: its checkpoint's manifest, or the name of a served one.
 
-    A checkpoint that was made from other weights than the baseline's is refused, unless that was asked for.
+    A checkpoint that was made from other weights than the baseline's is refused, unless a reason is given.
     """
     if is_endpoint(checkpoint):
         return ServedVariant(f"endpoint-{served_name('served_model', served.served_model)}")
     manifest, model = read_manifest(checkpoint), source.model
-    if source.other_baseline or is_endpoint(model):
+    if source.other_baseline is not None or is_endpoint(model):
         return manifest
     with folder_or_hub("model", model_path(model)):
         folder = local_model_folder(model_path(model))
@@ -92,7 +92,8 @@ def described(checkpoint: str | None, source: SourceConfig, served: ServedConfig
             "The checkpoint was not made from this baseline: their distance would not be that of the compression",
             allowed=f"{manifest.base_model}, weights {manifest.base_weights_hash}",
             got=f"{model}, weights {weights}",
-            fix="Leave out model, which is then the checkpoint's own, or set other_baseline to compare all the same",
+            fix="Leave out model, which is then the checkpoint's own, or say why they are compared all the "
+            "same: model_args=other_baseline=REASON",
         )
     return manifest
 

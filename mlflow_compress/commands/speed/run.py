@@ -213,6 +213,7 @@ def run_speed(config: SpeedConfig, store: Tracker | str | None = None) -> SpeedM
             results = compute_all(MetricInputs(baseline=records["baseline"], variant=records["variant"]))
             run.log_params(description(runtime))
             run.log_values(_values(times))
+        run.log_params(asked.source.reason)
         log_results(run, results)
         run.log_json(missing, "not_computed.json")
         with scratch_folder(opened.uri) as folder:
