@@ -15,6 +15,7 @@ from mlflow_compress.compression import CheckpointManifest, compress_model, meth
 from mlflow_compress.config import SourceConfig
 from mlflow_compress.errors import CheckpointError, ConfigError, MissingDependencyError, UnsupportedError
 from mlflow_compress.models.source_model import resolve
+from mlflow_compress.models.stored_weights import hash_weights
 from tests.compress_models import TEXT, logits, make_falcon, make_llama, make_mistral, make_qwen2, token_rows
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_fresh_process")]
@@ -35,6 +36,15 @@ def test_any_format_is_taken_with_its_own_sizes(base: Path, tmp_path: Path, meth
     assert manifest.label == "checkpoint-theirs"
     assert manifest.weight_files == original.weight_files  # the same bytes
     assert manifest.bits_per_weight == original.bits_per_weight and manifest.size_bytes == original.size_bytes
+
+
+def test_a_checkpoint_that_was_pruned_and_tuned_stands_beside_its_base(base: Path, tmp_path: Path) -> None:
+    tuned = make_llama(tmp_path / "tuned", seed=1, num_hidden_layers=1)
+    manifest = take(base, tuned, tmp_path / "ours")
+    assert manifest.base_weights_hash == hash_weights(base)[1]
+    assert manifest.size_ratio == resolve(str(base)).parameters / resolve(str(tuned)).parameters > 1
+    ids = token_rows(base, TEXT[0], rows=1, length=32)
+    assert torch.equal(logits(tmp_path / "ours", ids), logits(tuned, ids))
 
 
 def test_the_folder_in_which_it_is_kept_changes_with_its_weights(base: Path, tmp_path: Path) -> None:
