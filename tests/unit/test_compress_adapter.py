@@ -16,6 +16,7 @@ from mlflow_compress import demo
 from mlflow_compress.compression import compress_model, method_config
 from mlflow_compress.errors import CheckpointError, ConfigError, UnsupportedError
 from mlflow_compress.models import peft_adapter
+from mlflow_compress.models.loading import LoadConfig, open_light
 from mlflow_compress.models.source_model import SourceModel, local_model_folder
 from tests.compress_models import make_llama, make_qwen2, write_adapter
 from tests.task_files import sums, write_rows
@@ -102,6 +103,8 @@ def test_the_demo_with_an_adapter_is_a_baseline_under_the_adapter_s_name(
     found = mc.evaluate(made, tasks=tasks, num_fewshot=0, num_shuffles=0, store=store)
     assert made.manifest.base_model == str(adapter) and made.folder.name.startswith("my-lora-rtn-4bit")
     assert found.baseline == "my-lora" and found["distance/kl_mean"].value > 0
+    # What an engine loads is the merged folder: vLLM is given this path.
+    assert open_light(LoadConfig(path=str(adapter))).path == local_model_folder(str(adapter))
     # The plan reads the base's shape alone.
     assert mc.plan(model=str(adapter), judge=False, tasks=tasks).model == "my-lora"
 
