@@ -11,7 +11,7 @@ from mlflow_compress.paths import started_in
 ADAPTER = "adapter_config.json"
 ADAPTER_FILES = (ADAPTER, "adapter_model.safetensors")
 """What peft's ``save_pretrained`` writes: settings, and weights in safetensors."""
-BASE = "base_model_name_or_path"
+BASE_FIELD = "base_model_name_or_path"
 """Entry of the settings: the model that was trained."""
 
 
@@ -28,11 +28,11 @@ def require_adapter(folder: Path) -> None:
 
 def base_of(folder: Path) -> str:
     """Return the folder or hub id of the model that an adapter names as its base."""
-    base = read_json_object(folder / ADAPTER, error=CheckpointError).get(BASE)
+    base = read_json_object(folder / ADAPTER, error=CheckpointError).get(BASE_FIELD)
     if not isinstance(base, str) or not base:
         raise CheckpointError(
             "The adapter names no base",
-            allowed=f"a folder or a hub id as {BASE}",
+            allowed=f"a folder or a hub id as {BASE_FIELD}",
             got=f"{base} in {folder / ADAPTER}",
             fix="Add it there",
         )

@@ -228,7 +228,7 @@ def _merged_folder(folder: Path) -> Path:
     """
     require_extra("adapters", "peft", by="A model that is an adapter")
     peft_adapter.require_adapter(folder)
-    base, merging = peft_adapter.base_of(folder), f"{peft_adapter.BASE} of {folder / ADAPTER}"
+    base, merging = peft_adapter.base_of(folder), f"{peft_adapter.BASE_FIELD} of {folder / ADAPTER}"
     if (Path(base) / ADAPTER).is_file():
         raise UnsupportedError("The base of the adapter is an adapter", allowed=f"a model as {merging}", got=base)
     try:

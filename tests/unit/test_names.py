@@ -250,7 +250,7 @@ def test_the_locks_and_the_tests_need_what_the_package_and_its_extras_need() -> 
     assert {canonicalize_name(requirement.name) for requirement in DIRECT} <= LOCK.keys()
     needed = _needed({canonicalize_name(requirement.name) for requirement in DIRECT}, LOCK)
     assert LOCK.keys() - needed == set()
-    assert (OWN.name, OWN.extras) == ("mlflow-compress", {"harness", "bitsandbytes", "math", "pile"})
+    assert (OWN.name, OWN.extras) == ("mlflow-compress", {"adapters", "harness", "bitsandbytes", "math", "pile"})
 
 
 def _needed(names: set[str], lock: dict[str, str]) -> set[str]:
