@@ -32,9 +32,9 @@ _ABOUT = """Compress a causal language model, measure how far each variant moved
 
 {}
 
-`mlflow-compress COMMAND --help` explains one. A first job: mlflow-compress main --method awq --bits 4"""
+`mlflow-compress COMMAND --help` explains a command. A first job: mlflow-compress main --method awq --bits 4"""
 _EPILOG = "The same names work as `mlflow run . -P name=value` (add `-e STAGE` for one stage)."
-_EXIT = "Exit code: 0 done, 1 it failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
+_EXIT = "Exit code: 0 done, 1 failed, 2 a parameter is wrong, 3 nothing passes (gate: a gate fails)."
 
 CONFIG_HELP = "YAML file with more parameters of this command, by name; values on the command line override it"
 
@@ -127,10 +127,10 @@ def _joined(argv: Sequence[str], known: Mapping[str, Command]) -> list[str]:
         return [f"{first} {second}", *argv[2:]]
     if first not in known and (several := _several(known).get(first)):
         raise errors.ConfigError(
-            f"`{first}` is followed by one of its commands",
+            f"`{first}` needs one of its commands",
             allowed=[command.typed.partition(" ")[2] for command in several],
             got=second or "nothing",
-            fix=f"`mlflow-compress {several[0].typed} --help` explains one",
+            fix=f"`mlflow-compress {several[0].typed} --help` explains the first",
         )
     return [*argv]
 
@@ -219,9 +219,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     bars = sys.stderr.isatty() and known.command != "sweep"
     os.environ.setdefault(*(("TQDM_LEAVE", "") if bars else ("TQDM_DISABLE", "1")))
     if not is_stage():  # its end is said by the command that has started it
-        kept = ". What is computed is kept: go on with the same command, or with `mlflow-compress resume`"
+        kept = ". Computed results are saved: continue with the same command or `mlflow-compress resume`"
         resumable = _typed_commands()[known.command].resumable
-        lifetime.raise_on_signals(f"mlflow-compress: interrupted{kept if resumable else ''}; runs are closed now")
+        lifetime.raise_on_signals(f"mlflow-compress: interrupted{kept if resumable else ''}; closing runs")
 
     try:
         answer, exit_code = _answer(known, extra)

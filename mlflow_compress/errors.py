@@ -100,7 +100,7 @@ def require_extra(extra: str, *packages: str, by: str) -> None:
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         raise MissingDependencyError(
-            f"{by} needs what is not installed: {', '.join(missing)}",
+            f"{by} needs packages that are not installed: {', '.join(missing)}",
             fix=f"Run: pip install 'mlflow-compress[{extra}]'",
         )
 
@@ -184,7 +184,7 @@ def breaks_off(error: BaseException) -> bool:
 
 _FIXES = {
     **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT), "Free disk space, and start the same command again: it goes on where it was"
+        (errno.ENOSPC, errno.EDQUOT), "Free disk space, and start the same command again: it continues where it stopped"
     ),
     errno.EFBIG: "Raise the limit on the size of files (`ulimit -f`), and start the same command again",
     **dict.fromkeys(
@@ -230,7 +230,7 @@ def machine_fault(error: BaseException) -> MachineError | None:
         return None
     place = error.filename if isinstance(error, OSError) and error.filename is not None else None
     got = os.fsdecode(place) if isinstance(place, str | bytes) else _line(error)
-    return MachineError(f"The system refuses to go on: {os.strerror(number)}", got=got, fix=_FIXES[number])
+    return MachineError(f"The system refuses to continue: {os.strerror(number)}", got=got, fix=_FIXES[number])
 
 
 def _is_no_thread(error: BaseException) -> bool:

@@ -123,7 +123,7 @@ class Records:
         written = metadata.get(_ROWS)
         if written is not None and written != str(table.num_rows).encode():
             allowed = f"{written.decode(errors='replace')} rows"
-            raise DataError(f"The {cls.NAME} records are not whole", allowed=allowed, got=table.num_rows)
+            raise DataError(f"The {cls.NAME} records are not complete", allowed=allowed, got=table.num_rows)
         try:
             typed = table.cast(cls.SCHEMA)
         except pa.ArrowException as error:

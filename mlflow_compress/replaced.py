@@ -19,7 +19,7 @@ def replaced(owner: object, name: str, by: object, *, of: str | None = None) -> 
         found = version(library)
         if not found.startswith(f"{read}.") or not hasattr(owner, name):
             raise UnsupportedError(
-                f"This version of {library} is not known: what is replaced in it, {name}, may do something else",
+                f"This version of {library} is not known: {name}, which is replaced in it, may have changed",
                 allowed=f"{read}.*",
                 got=found if hasattr(owner, name) else f"{found}, without {name}",
                 fix=f"Run: pip install '{library}=={read}.*'",

@@ -17,7 +17,7 @@ HEAD = """# Metric reference
 
 Every number that a run may show, by the metric that computes it. The name is the key in MLflow. "Better" says which
 way is better for the variant. Bounds are checked: a value outside them stops the run. Values by task and category have
-the same name with the task (and the category) behind a slash.
+the same name with the task (and the category) after a slash.
 """
 
 

@@ -177,7 +177,7 @@ def configured(cls: type[P], given: Mapping[str, Any], store: StoreLike = None) 
     values = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
     for name, value in values.items():
         if isinstance(value, Iterator):
-            what = f"Parameter '{name}' holds what can be read only once"
+            what = f"Parameter '{name}' is an iterator, which can be read only once"
             raise ConfigError(what, allowed="a list", got=type(value).__name__, fix=f"Give {name}=list(...)")
     if "policy" in values:
         values["policy"] = policy_path(values["policy"], store)
@@ -291,7 +291,7 @@ def _refuse_early(config: Parameters, store: StoreLike) -> None:
     run_ids = [run_id.strip() for text in named for run_id in text.split(",") if run_id.strip()]
     for text in run_ids:
         if not is_run_id(text):
-            raise ConfigError("This is no id of a run", allowed="6 to 32 hexadecimal digits", got=text)
+            raise ConfigError("This is not the id of a run", allowed="6 to 32 hexadecimal digits", got=text)
     require_runs(run_ids, store_of(store))
 
 

@@ -43,7 +43,7 @@ def save_loaded_model(parameter: str, value: Any, inputs: Path) -> Path:
     saved = all(hasattr(part, "save_pretrained") for part in parts)
     if not saved or [hasattr(part, "state_dict") for part in parts] != [True, False]:
         raise ConfigError(
-            f"Parameter '{parameter}' holds no loaded model followed by its tokenizer",
+            f"Parameter '{parameter}' is not a loaded model followed by its tokenizer",
             allowed="a folder, a name on the hub, or (model, tokenizer)",
             got=", ".join(type(part).__name__ for part in parts),
             fix=f"Give {parameter}=(model, tokenizer), in this order",
@@ -154,4 +154,4 @@ def _rows(rows: Any) -> Sequence[Mapping[str, object]]:
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise ConfigError("A row of 'tasks' holds what JSON has no form for", got=type(value).__name__)
+    raise ConfigError("A row of 'tasks' has a value that JSON cannot store", got=type(value).__name__)

@@ -121,7 +121,7 @@ class GgufFileConfig(MethodConfig):
     def _require_native(self) -> Self:
         if not self.native and self.cache_types != _FLOAT_CACHE:
             raise ConfigError(
-                "Only llama.cpp keeps a cache of these types",
+                "Only llama.cpp has a cache of these types",
                 allowed="type_k and type_v f16, or native=true",
                 got=", ".join(self.cache_types),
                 fix="Give native=true, or use method kv-cache, which simulates a quantized cache",
@@ -205,7 +205,7 @@ def _require_llama_cpps_mixture(source: SourceModel) -> None:
         return
     if not config.norm_topk_prob:
         raise UnsupportedError(
-            "llama.cpp lets the weights of a token's experts sum to 1, and this model does not",
+            "llama.cpp makes the weights of a token's experts sum to 1, and this model does not",
             allowed="norm_topk_prob true",
             got="norm_topk_prob false in config.json",
             fix="Use gptq, awq or rtn, which vLLM serves",

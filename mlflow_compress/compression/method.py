@@ -206,7 +206,7 @@ class Method(ABC, Generic[S]):
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
             raise MissingDependencyError(
-                f"Method {self.name!r} needs what is not installed: {', '.join(missing)}",
+                f"Method {self.name!r} needs packages that are not installed: {', '.join(missing)}",
                 fix=f"Run: pip install {' '.join(missing)}",
             )
 

@@ -102,5 +102,5 @@ def format_parts(text: str) -> tuple[str, str]:
     """
     method, colon, bits = (part.strip() for part in text.partition(":"))
     if not method or (colon and not bits):
-        raise ConfigError("A format is no METHOD:BITS", allowed="such as gptq:4, or fp8", got=text)
+        raise ConfigError("A format must be METHOD:BITS", allowed="such as gptq:4, or fp8", got=text)
     return method, bits or AUTO

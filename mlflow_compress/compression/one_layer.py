@@ -36,7 +36,7 @@ class LayerMaker:
     def __init__(self, loaded: LoadedModel, source: SourceModel, scratch: Path) -> None:
         if loaded.dtype not in (torch.float32, source.torch_dtype):
             raise UnsupportedError(
-                "Layers are compressed from their stored weights, which these were rounded from",
+                "Layers must be compressed from their stored weights, and this dtype would round them",
                 allowed=f"float32, {source.dtype}",
                 got=str(loaded.dtype).removeprefix("torch."),
                 fix="Use one of these as dtype",
@@ -118,7 +118,7 @@ class LayerMaker:
                     vars(other)[attribute] = value
                 elif vars(other).get(attribute) != value:
                     raise UnsupportedError(
-                        f"Layer {number} is another one in a model of its own: {name}.{attribute}",
+                        f"Layer {number} differs when it is alone in a model: {name}.{attribute}",
                         allowed=str(value),
                         got=vars(other).get(attribute),
                     )

@@ -115,7 +115,7 @@ class ReloadReport:
     def require_agreement(self) -> None:
         if not self.agrees:
             raise ReloadMismatchError(
-                "The saved checkpoint does not compute what the compressed model in memory computed",
+                "The saved checkpoint does not reproduce the compressed model in memory",
                 allowed=f"a mean KL up to {MAX_MEAN_KL_ROUNDED:g} nats"
                 if self.rounded
                 else f"logits within {_MAX_RELATIVE_DIFF * self.logit_rms:.2g}, KL up to {MAX_KL:.0e} nats",

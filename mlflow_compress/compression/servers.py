@@ -67,7 +67,7 @@ def check_target(target: str, method: Method[Any], settings: MethodConfig, sourc
             raise UnsupportedError(f"{target} does not read the format of {label}", got=written, fix=fix)
         if target == "transformers" and source is not None and _needs_our_loader(method, settings, source):
             raise UnsupportedError(
-                f"transformers alone does not read the experts of {source.architecture} in the format of {label}",
+                f"transformers alone cannot load the experts of {source.architecture} in the format of {label}",
                 got=written,
                 fix=fix,
             )

@@ -138,7 +138,7 @@ def _pairs(value: object, *, between: str = ",") -> object:
         if not (name and equals and text):
             raise ValueError("name=value,name=value")
         if name in pairs:
-            raise ValueError(f"every name once, and {name} is there twice")
+            raise ValueError(f"every name once, but {name} occurs twice")
         pairs[name] = text
     return pairs
 
@@ -380,7 +380,7 @@ def read_file(path: Path, *, parameter: str = "config") -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        what = f"The file of parameter '{parameter}' holds no names"
+        what = f"The file of parameter '{parameter}' has no names"
         raise ConfigError(what, allowed="lines of 'name: value'", got=str(path))
     return content
 

@@ -32,12 +32,12 @@ SEED = 42
 
 
 _MODEL_ARGS = Together("model_args", "further settings of the baseline: name=value,name=value")
-_CALIBRATION_ARGS = Together("calibration_args", "how much text calibrates: name=value,name=value")
+_CALIBRATION_ARGS = Together("calibration_args", "how much calibration text is used: name=value,name=value")
 _TASK_ARGS = Together("task_args", "further settings of tasks: name=value,name=value")
 _ANSWER_ARGS = Together("answer_args", "further settings of the answers that are compared: name=value,name=value")
-_JUDGE_ARGS = Together("judge_args", "how judges are asked, and what that may cost: name=value,name=value")
+_JUDGE_ARGS = Together("judge_args", "how judges are called, and what that may cost: name=value,name=value")
 _ENGINE_ARGS = Together("engine_args", "further settings of engine=ray and engine=vllm: name=value,name=value")
-_ENDPOINT_ARGS = Together("endpoint_args", "how served models are asked: name=value,name=value")
+_ENDPOINT_ARGS = Together("endpoint_args", "how served models are called: name=value,name=value")
 _SPEED_ARGS = Together("speed_args", "what is generated to measure speed: name=value,name=value")
 
 
@@ -46,8 +46,8 @@ class SourceConfig(Group):
 
     model: str = option(
         EMBEDDED,
-        "baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; what a "
-        "given checkpoint was made from, where this is left out",
+        "baseline model: 'demo', 'demo-tools' or 'demo-thinks' (embedded), a folder, or a Hugging Face hub id; "
+        "default with a checkpoint: the model that it was made from",
         path="folder",
     )
     other_baseline: OptionalReason = option(
@@ -60,23 +60,23 @@ class SourceConfig(Group):
         "auto", "where models run; 'balanced' spreads a model over all GPUs, then memory, then the disk"
     )
     max_memory: Pairs = option(
-        {}, "device=balanced: most memory for models by device: cpu=2GiB,0=70GiB; none: what is free"
+        {}, "device=balanced: memory limit for models per device: cpu=2GiB,0=70GiB; none: all free memory"
     )
     offload_dir: OptionalText = option(
         None,
-        "device=balanced: folder for weights on the disk; none: that of temporary files",
+        "device=balanced: folder for weights on the disk; none: the system's temporary folder",
         path="folder",
         within=_MODEL_ARGS,
     )
     seed: int = option(
         SEED,
-        "seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any other than the default",
+        "seed of shuffles, splits, samples, calibration and bootstrap; a verdict names any seed but the default",
         ge=0,
     )
     trust_remote_code: bool = option(
-        False, "run code that a checkpoint brings along (off: such models are refused)", within=_MODEL_ARGS
+        False, "run code that comes with a checkpoint (off: such models are refused)", within=_MODEL_ARGS
     )
-    data_dir: OptionalText = option(None, "folder of data sets in hub layout, looked in before the hub", path="folder")
+    data_dir: OptionalText = option(None, "folder of data sets in hub layout, searched before the hub", path="folder")
 
     @property
     def reason(self) -> dict[str, str]:
@@ -92,7 +92,7 @@ class CompressionConfig(Group):
     group_size: str = option("auto", "weights that share one scale; 'auto' takes the method's default")
     calibration: str = option(
         "auto",
-        "wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is the demo's, for the demo",
+        "wikitext2, c4, pile, ultrachat, demo, or a file (.txt, .jsonl); 'auto' is 'demo' for the demo",
         path="file",
     )
     calibration_samples: AutoOrCount = option(
@@ -102,22 +102,22 @@ class CompressionConfig(Group):
     method_args: Pairs = option({}, "the method's further settings: name=value,name=value (sparsity=0.5,pattern=2:4)")
     checkpoint: OptionalText = option(
         None,
-        "for method=checkpoint: folder, hub id or GGUF file of what others compressed; or endpoint:http://host:port/v1 "
-        "of a served model, which `main` evaluates as it is",
+        "for method=checkpoint: folder, hub id or GGUF file of a model that others compressed; or "
+        "endpoint:http://host:port/v1 of a served model, which `main` evaluates without compressing it",
         path="either",
     )
     target: Target = option(
-        "any", "server that must take the checkpoint; what its kernels do not take is refused before compressing"
+        "any", "server that must load the checkpoint; formats that its kernels lack are refused before compressing"
     )
     output_dir: str = option(
         "auto",
-        "folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the folder that keeps state "
-        "(beside the database, or MLFLOW_COMPRESS_HOME)",
+        "folder that receives one sub-folder per variant; 'auto' is checkpoints/ in the state folder (next to "
+        "the database, or MLFLOW_COMPRESS_HOME)",
     )
 
 
 class EvaluationConfig(Group):
-    """What is evaluated and how, whichever the variant."""
+    """What is evaluated and how, the same for every variant."""
 
     tasks: Names = option(
         "auto", "comma-separated task names and files (.jsonl, .txt); 'auto' is 'demo' for the demo", path="files"
@@ -126,17 +126,18 @@ class EvaluationConfig(Group):
     num_shuffles: int = option(2, "answer shuffles for the order-robustness metric; 0 turns it off", ge=0)
     shuffle_fewshot: bool = option(
         False,
-        "shuffle the answers of the few-shot examples too (off: they stay, as in the published metric)",
+        "shuffle the answers of the few-shot examples too (off: their order stays, as in the published metric)",
         within=_TASK_ARGS,
     )
     all_orders: int = option(
         0,
-        "items per lettered task that are also scored in all orders of up to 4 answers; 0 turns it off",
+        "items per lettered task that are also scored under every permutation of their (at most 4) options; 0: none",
         ge=0,
         within=_TASK_ARGS,
     )
     prompt_style: Names = option(
-        "auto", "prompt styles of lettered tasks, comma-separated: the first asks, all of them ask with options E and F"
+        "auto",
+        "prompt styles of lettered tasks, comma-separated; all are also asked with options E and F, the first without",
     )
     limit: int = option(0, "items per category and task after a seeded shuffle; 0 takes all", ge=0)
 
@@ -145,31 +146,31 @@ class EvaluationConfig(Group):
     )
     fewshot_as_multiturn: bool = option(
         True,
-        "few-shot examples of lm-evaluation-harness's tasks are turns of their own there (off: one turn)",
+        "in a chat template, few-shot examples of lm-evaluation-harness's tasks are separate turns (off: one turn)",
         within=_TASK_ARGS,
     )
 
     enable_thinking: bool = option(
         True,
-        "tasks of thinking: what the chat template reads as enable_thinking; false asks for the answer at once",
+        "reasoning tasks: enable_thinking of the chat template; false asks for the answer without reasoning",
         within=_TASK_ARGS,
     )
     thinking_samples: int = option(
         8,
-        "tasks of thinking: answers per question that each model draws, at the baseline's own temperature",
+        "reasoning tasks: sampled answers per question and model, at the baseline's own temperature",
         ge=2,
         within=_TASK_ARGS,
     )
     thinking_max_new_tokens: AutoOrCount = option(
         "auto",
-        "tasks of thinking: longest answer in tokens, thought included; 'auto' is 256 for the embedded problems, 8192 "
+        "reasoning tasks: longest answer in tokens, reasoning included; 'auto' is 256 for the embedded problems, 8192 "
         "for your own",
         within=_TASK_ARGS,
     )
 
     noise_items: int = option(
         200,
-        "items per task, and windows per corpus, scored twice: by the baseline, and by a served variant; 0 takes all",
+        "items per task and windows per corpus that the baseline (and a served variant) scores twice; 0 takes all",
         ge=0,
         within=_TASK_ARGS,
     )
@@ -186,13 +187,13 @@ class SampleSize:
 
 
 class SamplingConfig(Group):
-    """Which items the variant is scored on; the baseline is scored on all of them."""
+    """On which items the variant is scored; the baseline is scored on all of them."""
 
     items: str = option(
         "all",
-        "items that the variant is scored on: 'all'; or drawn by the baseline's lead, more where answers can flip: "
-        "a number, 'width:0.5' until flips and accuracy change are known to 0.5 points, or 'auto' until the default "
-        "policy is decided, 'auto:FILE' another policy",
+        "items on which the variant is scored: 'all', or a sample with more items where answers can flip: a number; "
+        "'width:0.5': until flips and accuracy change are known to 0.5 points; 'auto': until the default policy is "
+        "decided; 'auto:FILE': until that policy is",
     )
 
     def model_post_init(self, context: Any, /) -> None:
@@ -239,8 +240,8 @@ class TracesConfig(Group):
 
     trace_instructions: str = option(
         "auto",
-        "tasks=traces: what the baseline answers: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is the "
-        "demo's, for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated",
+        "tasks=traces: instructions for the baseline: mt_bench, vicuna_bench, alpaca, demo, or a JSONL file; 'auto' is "
+        "'demo' for the demo. The baseline writes prompts x samples x tokens once, before it is evaluated",
         path="file",
         within=_TASK_ARGS,
     )
@@ -257,18 +258,18 @@ class TracesConfig(Group):
 
 
 class InferenceConfig(Group):
-    """How both models are run, to be evaluated and to answer."""
+    """How both models run, for scoring and for answers."""
 
     dtype: Dtype = option(
-        "auto", "dtype in which both models are evaluated and answer; auto: the baseline's own on GPUs, float32 on CPUs"
+        "auto", "dtype of both models, for scoring and for answers; auto: the baseline's own on GPUs, float32 on CPUs"
     )
     system_prompt: OptionalText = option(
-        None, "system prompt of judged answers and of tasks in the chat template; none: none"
+        None, "system prompt for judged answers and for tasks in the chat template; none: no system prompt"
     )
     redact: OptionalText = option(
         None,
-        "cleaned from logged conversations before anything is stored: email, url, ip, iban, phone, and files with a "
-        "regular expression per line; comma-separated",
+        "what is removed from logged conversations before anything is stored, comma-separated: email, url, ip, iban, "
+        "phone, or files with one regular expression per line",
         path="files",
     )
 
@@ -282,7 +283,7 @@ def named_python(python: str | None) -> str | None:
 
 
 class EngineConfig(Group):
-    """Where models run when they are evaluated and answer."""
+    """What runs the models, for scoring and for answers."""
 
     engine: str = option(
         "local",
@@ -310,13 +311,13 @@ class EngineConfig(Group):
 
 
 class AnswerConfig(Group):
-    """What is answered, compared and graded, whichever the variant."""
+    """What is answered, compared and graded, the same for every variant."""
 
     instructions: str = option(
         "auto",
         "mt_bench, vicuna_bench, alpaca, xstest, jbb, or_bench, do_not_answer, demo, a JSONL file, openai:FILE or "
-        "mlflow-traces:EXPERIMENT; 'auto' is the "
-        "demo's, for the demo",
+        "mlflow-traces:EXPERIMENT; 'auto' is "
+        "'demo' for the demo",
         path="file",
     )
     instruction_limit: int = option(
@@ -326,16 +327,16 @@ class AnswerConfig(Group):
         False, "show answers to logged conversations, and their questions, in reports and pages", within=_ANSWER_ARGS
     )
     num_samples: int = option(5, "sampled answers per instruction for ConSCompF", ge=2, within=_ANSWER_ARGS)
-    max_new_tokens: int = option(128, "tokens per sampled answer", ge=1, within=_ANSWER_ARGS)
+    max_new_tokens: int = option(128, "longest sampled answer in tokens", ge=1, within=_ANSWER_ARGS)
     encoder: str = option(
         "embedded",
-        "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url a model there",
+        "sentence encoder: 'embedded' (all-MiniLM-L6-v2), a folder or a hub id; with encoder_base_url its name there",
         path="folder",
         within=_ANSWER_ARGS,
     )
     encoder_base_url: OptionalText = option(
         None,
-        "OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: on this machine",
+        "OpenAI-compatible endpoint that embeds the answers (needs ENCODER_API_KEY); none: this machine does",
         within=_ANSWER_ARGS,
     )
     bertscore_model: OptionalText = option(
@@ -347,7 +348,7 @@ class AnswerConfig(Group):
     judges: Names = option("all", "judges of the answers, comma-separated; 'all' is every installed one but pairwise")
     judge_max_tokens: AutoOrCount = option(
         "auto",
-        "tokens per answer to be graded, and per greedy answer (divergent_tokens); 'auto' is 1024, or a quarter of a "
+        "longest graded and longest greedy answer (divergent_tokens) in tokens; 'auto' is 1024, or a quarter of a "
         "shorter context",
         within=_ANSWER_ARGS,
     )
@@ -357,7 +358,7 @@ class JudgeModelConfig(Group):
     """Which models judge, how they are called, and what that may cost."""
 
     judge_model: Names = option(
-        "gpt-4", "models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported one by one"
+        "gpt-4", "models asked for grades, comma-separated (needs OPENAI_API_KEY); several are reported separately"
     )
     judge_base_url: str = option(
         "auto", "OpenAI-compatible endpoint; 'auto' is OPENAI_BASE_URL or the client's default", within=_JUDGE_ARGS
@@ -367,7 +368,7 @@ class JudgeModelConfig(Group):
     )
     judge_attempts: int = option(
         3,
-        "replies per judgment until one can be read; replies are kept, so a larger number goes on from there",
+        "most replies per judgment, until one is readable; replies are saved, so a larger number continues from there",
         ge=1,
         within=_JUDGE_ARGS,
     )
@@ -378,7 +379,7 @@ class JudgeModelConfig(Group):
         within=_JUDGE_ARGS,
     )
 
-    judge_concurrency: int = option(16, "calls to the judge at the same time", ge=1, within=_JUDGE_ARGS)
+    judge_concurrency: int = option(16, "simultaneous calls to the judge", ge=1, within=_JUDGE_ARGS)
     judge_timeout: float = option(120.0, "seconds for one call to the judge", gt=0, within=_JUDGE_ARGS)
     judge_max_retries: int = option(
         5, "retries of a call after a failure that may be temporary", ge=0, within=_JUDGE_ARGS
@@ -386,19 +387,20 @@ class JudgeModelConfig(Group):
     judge_requests_per_minute: int = option(
         0, "calls to the judge in a minute; 0 is no limit", ge=0, within=_JUDGE_ARGS
     )
+    judge_requests_per_minute: int = option(0, "calls to the judge per minute; 0: no limit", ge=0, within=_JUDGE_ARGS)
     judge_tokens_per_minute: int = option(
-        0, "tokens of prompts and longest replies in a minute; 0 is no limit", ge=0, within=_JUDGE_ARGS
+        0, "tokens of prompts and longest replies per minute; 0: no limit", ge=0, within=_JUDGE_ARGS
     )
 
     judge_prices: OptionalText = option(
         None,
-        "YAML file 'model: {prompt: 2.5, completion: 10}' per million tokens; none: no cost",
+        "YAML file of prices per million tokens: 'model: {prompt: 2.5, completion: 10}'; none: cost is not computed",
         path="file",
         within=_JUDGE_ARGS,
     )
     judge_max_cost: float = option(
         0.0,
-        "most that one command may spend on judges, by judge_prices: a sweep on all variants; 0 is no limit",
+        "most that one command may spend on judges, by judge_prices (a sweep: for all variants); 0: no limit",
         ge=0,
         within=_JUDGE_ARGS,
     )
@@ -417,33 +419,33 @@ class TimingConfig(Group):
     """What is generated to measure speed."""
 
     speed_prompt_tokens: AutoOrCount = option(
-        "auto", "tokens of each prompt that is read; 'auto' is 256, or half of a shorter context", within=_SPEED_ARGS
+        "auto", "tokens of each prompt; 'auto' is 256, or half of a shorter context", within=_SPEED_ARGS
     )
     speed_new_tokens: Annotated[int, Field(ge=2)] | Literal["auto"] = option(
         "auto",
-        "tokens that are written after each prompt; 'auto' is 32, or a quarter of a shorter context",
+        "tokens generated after each prompt; 'auto' is 32, or a quarter of a shorter context",
         within=_SPEED_ARGS,
     )
     speed_repeats: int = option(
         5,
-        "rounds that count, after one to warm up; baseline and variant take turns in each. Up to four times as many "
-        "follow while the interval of a ratio is wider than 10 %",
+        "timed rounds, after one to warm up; each times baseline and variant. Up to four times as many are run while "
+        "the interval of a ratio is wider than 10 %",
         ge=2,
         within=_SPEED_ARGS,
     )
     speed_threads: AutoOrCount = option(
         "auto",
-        "threads on a CPU; 'auto' is OMP_NUM_THREADS where it is set, else one per core that this process may use",
+        "threads on a CPU; 'auto' is OMP_NUM_THREADS if it is set, else one per core that this process may use",
         within=_SPEED_ARGS,
     )
 
 
 ENDPOINT = "endpoint:"
-"""What the address of a served model begins with, where another model has a folder."""
+"""The beginning of a served model's address, which stands in place of a folder."""
 
 
 class ServedConfig(Group):
-    """Models that a server computes (checkpoint=endpoint:URL, model=endpoint:URL), and how it is called."""
+    """Served models (checkpoint=endpoint:URL, model=endpoint:URL), and how their server is called."""
 
     served_model: OptionalText = option(
         None, "with checkpoint=endpoint:http://host:port/v1: the model's name at that server", within=_ENDPOINT_ARGS
@@ -459,15 +461,13 @@ class ServedConfig(Group):
     )
     endpoint_chat: Literal["auto", "true", "false"] = option(
         "auto",
-        "send conversations as chat completions; 'auto' does where the server's chat template reads as the baseline's",
+        "send conversations as chat completions; 'auto': if the server's chat template reads as the baseline's",
         within=_ENDPOINT_ARGS,
     )
-    endpoint_concurrency: int = option(
-        16, "requests to a server of models at the same time", ge=1, within=_ENDPOINT_ARGS
-    )
-    endpoint_timeout: float = option(120.0, "seconds for one such request", gt=0, within=_ENDPOINT_ARGS)
+    endpoint_concurrency: int = option(16, "simultaneous requests to a model server", ge=1, within=_ENDPOINT_ARGS)
+    endpoint_timeout: float = option(120.0, "seconds for one request to that server", gt=0, within=_ENDPOINT_ARGS)
     endpoint_max_retries: int = option(
-        5, "retries of such a request after a failure that may be temporary", ge=0, within=_ENDPOINT_ARGS
+        5, "retries of a request to that server after a failure that may be temporary", ge=0, within=_ENDPOINT_ARGS
     )
 
 

@@ -60,7 +60,7 @@ class MetricGate(Group):
     at_most: OptionalNumber = option(None, "largest accepted value; either this or at_least")
     at_least: OptionalNumber = option(None, "smallest accepted value")
     bound: Literal["auto", "upper", "lower", "value"] = option(
-        "auto", "what is read: the upper or lower end of the 95 % interval, or the value; auto: the end that is worse"
+        "auto", "what is read: the upper or lower end of the 95 % interval, or the value; auto: the worse end"
     )
     task: OptionalText = option(None, "of this task; none: pooled")
     category: OptionalText = option(None, "of this category of the task; none: of all")
@@ -102,14 +102,14 @@ class Requirements(Group):
     """What must have been measured."""
 
     stages: tuple[Literal["evaluate", "judge"], ...] = option((), "stages that must have finished: evaluate, judge")
-    items: int = option(0, "fewest items with an answer, pooled", ge=0)
+    items: int = option(0, "smallest number of items with an answer, pooled", ge=0)
     replicates: int = option(
         1,
-        "fewest makes with other calibration samples (sweep: replicates); a method that reads none is made once",
+        "smallest number of replicates (sweep: replicates); a method without calibration text needs one",
         ge=1,
     )
     items_by_task: dict[str, Annotated[int, Field(ge=1)]] = option({}, "fewest items with an answer, by task")
-    max_unscored_pct: float = option(1.0, "largest share of the items without a score of both models, in percent", ge=0)
+    max_unscored_pct: float = option(1.0, "largest share of items that lack a score of either model, in percent", ge=0)
     max_cut_pct: float = option(1.0, "largest share of the items whose prompt was cut to the context, in percent", ge=0)
 
 
@@ -127,18 +127,18 @@ class Objective(Group):
 
     by: Literal["size", "kl", "speed", "utility"] = option(
         "size",
-        "smaller size (of those within 2 % of the smallest, the closest), smaller KL, better speed_metric, or larger "
-        "utility; ties by KL, then flips, then name",
+        "size: the smaller (within 2 % of the smallest, the closest); kl: the smaller KL; speed: the better "
+        "speed_metric; utility: the larger; ties by KL, then flips, then name",
     )
     speed_metric: str = option(
         "speed/decode_ratio_batch_1",
-        "what 'speed' reads: by default the speed of writing over the baseline's, one sequence at a time",
+        "metric of 'speed'; by default decode speed relative to the baseline, one sequence at a time",
     )
     speed_prefer: Literal["lower", "higher"] = option("higher", "which way is better")
     normalisation: Literal["range", "scale"] = option(
-        "range", "of the utility: 'range' maps the worst variant that passes to 0 and the best to 1; 'scale' divides"
+        "range", "utility: 'range' maps the worst variant that passes to 0 and the best to 1; 'scale' divides by scale"
     )
-    utility: tuple[_UtilityTerm, ...] = option((), "its terms: {metric: size/bytes, weight: 0.7}")
+    utility: tuple[_UtilityTerm, ...] = option((), "terms of the utility: {metric: size/bytes, weight: 0.7}")
 
     def model_post_init(self, context: Any, /) -> None:
         if self.by == "utility" and not self.utility:
@@ -153,8 +153,8 @@ class ReplacementRule(Group):
     )
     require: Literal["none", "not_worse", "better"] = option(
         "none",
-        "against the champion directly, item by item: 'not_worse' by more than the margins, or 'better': the interval "
-        "of the difference in KL lies below 0, and accuracy is not worse by more than its margin",
+        "compared with the champion item by item: 'not_worse' by more than the margins; 'better': the interval of the "
+        "KL difference is below 0, and accuracy is not worse by more than its margin",
     )
     kl_margin: float = option(0.0, "largest accepted increase of the mean KL in nats: upper end", ge=0)
     accuracy_margin: float = option(0.0, "largest accepted loss of accuracy as a share (0.01 is a point)", ge=0)
@@ -166,7 +166,7 @@ class AnomalyRule(Group):
     max_accuracy_gain: OptionalCount = option(
         None, "largest plausible gain of accuracy as a share: lower end of its interval; none: not checked"
     )
-    zero_kl: bool = option(False, "refuse a KL of exactly 0 where the method changes weights")
+    zero_kl: bool = option(False, "refuse a KL of exactly 0 if the method changes weights")
 
 
 class Policy(Group):
@@ -175,7 +175,7 @@ class Policy(Group):
     kl: Annotated[KlBounds | None, OrNone] = option(KlBounds(), "the gate on KL; none: no such gate")
     gates: tuple[MetricGate, ...] = option(
         (MetricGate(metric="distance/flips_pct", at_most=5.0),),
-        "bounds on metrics: {metric, at_most or at_least, bound, task, category}",
+        "limits on metrics: {metric, at_most or at_least, bound, task, category}",
     )
     margins: tuple[MarginGate, ...] = option(
         (MarginGate(metric="quality/accuracy_delta", margin=0.02),),
@@ -183,17 +183,17 @@ class Policy(Group):
     )
     margin: float = option(
         MARGIN,
-        "points of accuracy that a variant may lose and be called 'no worse' in the verdict; a gate only in 'margins'",
+        "points of accuracy that a variant may lose and still be called 'no worse' in the verdict; this is no gate",
         ge=0,
         le=100,
     )
     require: Requirements = option(Requirements(), "what must have been measured")
     objective: Objective = option(Objective(), "what ranks higher, among the variants that pass")
     champion: ReplacementRule = option(
-        ReplacementRule(), "who may be replaced; a version with the registry alias 'pinned' never is"
+        ReplacementRule(), "which champion may be replaced; a version with the registry alias 'pinned' never is"
     )
     target: Target = option(
-        "any", "server that must read the variant; 'any': who is read by none is chosen only where nothing else passes"
+        "any", "server that must load the variant; 'any': what no server loads is chosen only if nothing else passes"
     )
     anomalies: AnomalyRule = option(AnomalyRule(), "implausible gains, refused as anomalous")
 
@@ -315,7 +315,7 @@ def policy_of(content: Mapping[str, Any], where: str) -> Policy:
     content = upgraded("The policy", content, found, POLICY_FORMAT, got=where, error=ConfigError, fix=fix)
     content = {name: value for name, value in content.items() if name != "format"}
     if not all(isinstance(name, str) for name in content):
-        raise ConfigError(f"The policy {where} holds what is no name", allowed=Policy.model_fields, got=list(content))
+        raise ConfigError(f"The policy {where} has a key that is no text", allowed=Policy.model_fields, got=[*content])
     try:
         return Policy(**content)
     except ConfigError as error:
@@ -328,7 +328,7 @@ def policy_yaml(policy: Policy, *, comments: bool = True) -> str:
     With `comments` the values are explained, and the text says its format. Without, it is what the hash is taken of.
     """
     head = (
-        "# A promotion policy. What is left out has its default; `mlflow-compress promote policy` prints all "
+        "# A promotion policy. A value that is left out has its default; `mlflow-compress promote policy` prints all "
         f"defaults.\nformat: {POLICY_FORMAT}\n"
     )
     return (head if comments else "") + "\n".join(_lines(policy, comments, "")) + "\n"

@@ -212,7 +212,7 @@ def item_policy(policy: Policy, file: str | None = None) -> ItemPolicy:
             "The policy requires a stage that the gate does not run", allowed=sorted(stages), got=policy.require.stages
         )
     if policy.require.replicates > 1:
-        raise UnsupportedError("The gate sees one make; it cannot require replicates", fix="Use promote")
+        raise UnsupportedError("The gate evaluates one checkpoint; it cannot require replicates", fix="Use promote")
     if policy.anomalies.max_accuracy_gain is not None:
         raise UnsupportedError(
             "anomalies.max_accuracy_gain is not decided item by item", fix="Leave it out, or use promote"
@@ -223,7 +223,7 @@ def item_policy(policy: Policy, file: str | None = None) -> ItemPolicy:
         if entry.metric.startswith(_WITHOUT_ITEMS):
             at_once.add(number)
         elif entry.metric.startswith(_OF_JUDGE_MODELS):
-            raise UnsupportedError(f"The gate asks no judge model, and {entry.metric} needs one", fix="Use promote")
+            raise UnsupportedError(f"The gate calls no judge model, and {entry.metric} needs one", fix="Use promote")
         elif entry.metric.startswith(_OF_ANSWERS):
             of_answers.add(number)
     return ItemPolicy(
@@ -250,7 +250,7 @@ def _gate_limit(gate: MetricGate) -> tuple[float, bool]:
     at_least = gate.at_least is not None
     if gate.bound != "auto" and gate.end != ("lower" if at_least else "upper"):
         raise UnsupportedError(
-            f"The gate on {gate.metric} reads another end than the worse one", allowed="bound: auto", got=gate.bound
+            f"The gate on {gate.metric} must read the interval's worse end", allowed="bound: auto", got=gate.bound
         )
     return gate.limit, at_least
 
@@ -282,7 +282,7 @@ def check_places(checks: Sequence[ItemCheck], view: ItemTable, headline: Sequenc
     for check in checks:
         if not len(check.rows(view, headline)):
             raise ConfigError(
-                f"{check.claim.name} is about no item",
+                f"{check.claim.name} has no items",
                 allowed=sorted(set(view.task.tolist())),
                 got=check.task or "pooled",
                 fix="Name a task of this evaluation, and one of its categories",

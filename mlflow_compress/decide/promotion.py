@@ -417,7 +417,7 @@ def _check_sense(entry: MetricGate, declared: MetricKey | None) -> None:
     given, other = ("at_least", "at_most") if entry.at_least is not None else ("at_most", "at_least")
     if better == ("lower" if given == "at_least" else "higher"):
         raise ConfigError(
-            f"Of {entry.metric} {better} is better, so that {given} asks for a variant that is further away",
+            f"Of {entry.metric} {better} is better, so {given} would require a variant that moved further",
             allowed=other,
             got=f"{given}: {entry.limit:g}",
         )
@@ -437,7 +437,7 @@ def _gate(entry: MetricGate) -> tuple[Gate, tuple[GateReading, ...]]:
     if declared is None:
         if entry.task is not None or entry.bound in ("upper", "lower"):
             raise ConfigError(
-                f"The gate on {entry.metric} reads what this number does not have",
+                f"The gate on {entry.metric} reads something that this number does not have",
                 allowed="a value, without task, category and interval",
                 got=entry.task or entry.bound,
             )
@@ -516,7 +516,7 @@ def _lacking(required: Requirements, candidate: Candidate) -> list[Check]:
         n_items = "an unknown number of" if candidate.items is None else candidate.items
         lacks.append(f"{n_items} items < {required.items}")
     if candidate.makes is not None and candidate.makes < required.replicates:
-        lacks.append(f"{candidate.makes} makes with other calibration samples < {required.replicates}")
+        lacks.append(f"{candidate.makes} replicates < {required.replicates}")
     if candidate.items != 0:  # an evaluation of running text alone has none
         void = lacking_shares(required, candidate.metrics)
     for task, fewest in required.items_by_task.items():
@@ -536,7 +536,7 @@ def _unread(target: str, candidate: Candidate) -> list[Check]:
     by = candidate.served_by
     if candidate.served or target in (by or ()):
         return []
-    known = "nobody knows who reads it" if by is None else f"read by {', '.join(by) or 'this package alone'}"
+    known = "it is not known what loads it" if by is None else f"read by {', '.join(by) or 'this package alone'}"
     return [_failed(f"target: {target} does not read it ({known})")]
 
 
@@ -625,7 +625,7 @@ def ranking_of(objective: Objective) -> tuple[RankBy, tuple[str, ...]]:
         way = term.prefer if term.prefer != "auto" else _better(term.metric)
         if way == "neither":
             raise ConfigError(
-                f"The utility does not know which way {term.metric} is better", allowed="prefer: lower or higher"
+                f"The utility needs to know which way {term.metric} is better", allowed="prefer: lower or higher"
             )
         signs[term.metric] = 1.0 if way == "lower" else -1.0
 

@@ -323,7 +323,7 @@ def _warnings(
         if v.lacking:
             yield _ScoreWarning("no_verdict", f"no verdict on {v.name}: {'; '.join(v.lacking)}", (v.name,))
     if given := sorted({v.seed for v in variants if v.seed}):
-        text = f"seed {_and(given)} was given: of many seeds, one may show what is wanted"
+        text = f"seed {_and(given)} was given: of many seeds, one may show the wanted result"
         yield _ScoreWarning("given_seed", text, tuple(v.name for v in variants if v.seed))
     for v in variants:
         reason = v.reason.removesuffix(".")

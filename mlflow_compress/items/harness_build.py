@@ -277,7 +277,7 @@ def _leaf(name: str, task: Any, settings: TaskSettings, records: str) -> _Leaf:
     kinds = {instance.request_type for document in documents for instance in document.instances}
     known = {"loglikelihood": "options", "generate_until": "answer", "loglikelihood_rolling": "rolling"}
     if len(kinds) != 1 or not kinds <= known.keys():
-        raise UnsupportedError(f"Task {name!r} asks in a way that cannot be scored", allowed=known, got=sorted(kinds))
+        raise UnsupportedError(f"Task {name!r} has requests that cannot be scored", allowed=known, got=sorted(kinds))
     return _Leaf(name, records, task, documents, known[kinds.pop()])
 
 

@@ -50,7 +50,7 @@ def check_is_mentioned(name: str) -> None:
         near = nearest(name, TASKS.names(), n=3)
         own = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise MissingDependencyError(
-            f"Task {name!r} is none of those that `mlflow-compress list tasks` lists",
+            f"Task {name!r} is not listed by `mlflow-compress list tasks`",
             fix=f"{own}If it is one of lm-evaluation-harness, run: pip install 'mlflow-compress[harness]'",
         )
     word = re.compile(rf"(?<![\w\-.+]){re.escape(name)}(?![\w\-.+])")

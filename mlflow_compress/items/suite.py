@@ -217,7 +217,7 @@ def check_tasks_named(spec: str, *, model: str) -> None:
             elif (name := part.partition("@")[0]) in TASKS.names():
                 TASKS.get(name).require_packages(name)
             elif name in DEMO_PARTS:
-                raise ConfigError("This is a part of a task", got=name, fix=f"Give tasks={EMBEDDED}, all of it")
+                raise ConfigError("This is only a part of a task", got=name, fix=f"Give tasks={EMBEDDED}, all of it")
             else:
                 from mlflow_compress.items.harness_tasks import check_is_mentioned
 

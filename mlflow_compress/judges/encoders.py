@@ -269,7 +269,7 @@ class EndpointEncoder:
         if failed:
             raise JudgeError(
                 f"{len(failed)} of {len(parts)} calls for embeddings failed: {failed[0].detail}",
-                fix="What was embedded is kept: the same command again asks only for the rest",
+                fix="Earlier vectors are saved: the same command asks only for the rest",
             )
 
 

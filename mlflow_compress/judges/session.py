@@ -119,18 +119,18 @@ class Session:
         failed = None
         if reasons[BUDGET]:
             failed = (
-                f"Stopped at judge_args: max_cost: {n - reasons[BUDGET]} of {n} judgments are there, and kept. The "
-                "same command again goes on from there, and may spend as much again"
+                f"Stopped at judge_args: max_cost: {n - reasons[BUDGET]} of {n} judgments are saved. The "
+                "same command continues from there, and may spend as much again"
             )
         elif mixed := self._mixed():
             failed = (
-                f"{mixed}: their ratings are not of one judge. All judgments are kept. Name one of them as "
+                f"{mixed}: their ratings do not come from one judge. All judgments are saved. Name one of them as "
                 "judge_model, and its ratings are asked for anew"
             )
         elif n and unscored > self.max_unscored * n:
             failed = (
                 f"{unscored} of {n} judgments have no rating: {listed}. That is more than "
-                f"judge_args: max_unscored={self.max_unscored:g}. All judgments are kept: the same command again asks "
+                f"judge_args: max_unscored={self.max_unscored:g}. All judgments are saved: the same command asks "
                 "only for failed calls, and a larger `judge_args: attempts` for unreadable ones too"
             )
         return {

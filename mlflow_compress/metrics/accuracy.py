@@ -11,8 +11,8 @@ from mlflow_compress.records import MetricResult
 _ACCURACY = MetricKey.share(
     "quality/accuracy",
     "higher",
-    "Share of scored items that the model has right, by each task's own rule; pooled over multiple "
-    "choice, or over all items where none is.",
+    "Share of scored items that the model answers right, by each task's own rule; pooled over multiple "
+    "choice, or over all items if there is none.",
     label="Accuracy",
     headline=50,
     leaderboard=True,

@@ -128,7 +128,7 @@ _key = keys_of("reasoning", unit="nats", counted="tokens", on_request=True)
 CHAIN_KL = _key(
     "chain_kl",
     "lower",
-    "Mean KL(baseline || variant) per token of the baseline's own thoughts and answers; also by place.",
+    "Mean KL(baseline || variant) per token of the baseline's own reasoning and answers; also by place.",
     label="KL, own thoughts (nats)",
     headline=134,
     floor="noise/chain_kl",
@@ -138,12 +138,12 @@ _times = keys_of("reasoning", unit="ratio", counted="tokens", on_request=True)
 _FORKING_RATIO = _times(
     "chain_kl_forking_ratio",
     "neither",
-    "Mean KL at forking places of the baseline's thoughts over that elsewhere in them.",
+    "Mean KL at forking places of the baseline's reasoning, relative to that at its other tokens.",
 )
 _MARKER_RATIO = _times(
     "chain_kl_hesitation_ratio",
     "neither",
-    "Mean KL where hesitation markers begin in the baseline's thoughts over that elsewhere.",
+    "Mean KL where hesitation markers begin in the baseline's reasoning, relative to that elsewhere.",
 )
 _MARKER_FORKING_RATIO = _times(
     "chain_kl_hesitation_forking_ratio",
@@ -154,7 +154,7 @@ _MARKER_FORKING_RATIO = _times(
 _PARTED = MetricKey.percent(
     "reasoning/chain_parted_pct",
     "lower",
-    "Chains of the baseline in which the most probable token differs at least once.",
+    "Answers of the baseline, reasoning included, in which the most probable token differs at least once.",
     floor="noise/chain_parted_pct",
     counted="answers",
     on_request=True,
@@ -169,7 +169,7 @@ FIRST_PARTED = keys_of("reasoning", unit="tokens", counted="answers", on_request
 _ANSWER = keys_of("reasoning", unit="nats", on_request=True)(
     "chain_answer_logprob_delta",
     "higher",
-    "Log-probability of the right answer behind the baseline's own thought: variant minus baseline.",
+    "Log-probability of the right answer after the baseline's own reasoning: variant minus baseline.",
     low=-np.inf,
 )
 

@@ -24,7 +24,7 @@ _agreement = keys_of("distance", unit="share", high=1.0, unchanged=1.0, by_categ
 ITEM_KL = _nats(
     "kl_mean",
     "lower",
-    "KL(baseline || variant): the mean over items, of those over options, of those over tokens.",
+    "KL(baseline || variant): the mean over items of the mean over options of the mean over tokens.",
     label="KL, items (nats)",
     headline=30,
     floor="noise/kl_mean",
@@ -79,7 +79,7 @@ _BOUNDS = {
     k: _nats(
         f"kl_top{k}",
         "lower",
-        f"KL(baseline || variant) that both lists of {k} most probable tokens prove: at most the exact KL.",
+        f"Lower bound of KL(baseline || variant), from both lists of the {k} most probable tokens.",
         label=f"KL, at least (top {k}, nats)",
         headline=place,
         floor=f"noise/kl_top{k}",
@@ -92,7 +92,7 @@ _BOUNDS = {
 _KEPT = MetricKey.share(
     "distance/top_kept_mass",
     "neither",
-    "Mass, of the baseline, of the tokens in both lists; the bound is the exact KL where it is 1.",
+    "The baseline's probability of the tokens in both lists; if it is 1, the bound is the exact KL.",
     unchanged=1.0,
     by_category=False,
     on_request=True,
@@ -100,7 +100,7 @@ _KEPT = MetricKey.share(
 _CLIPPED_RESTS = MetricKey(
     name="distance/top_rests_clipped",
     unit="items",
-    meaning="Items with a rest below 0 by rounding, which the bound takes for 0.",
+    meaning="Items whose remaining probability is below 0 by rounding; the bound takes it as 0.",
     by_category=False,
     on_request=True,
 )

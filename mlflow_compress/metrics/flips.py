@@ -10,7 +10,7 @@ from mlflow_compress.records import MetricResult
 ITEM_FLIPS = MetricKey.percent(
     "distance/flips_pct",
     "lower",
-    "Items whose correctness changed, either way; pooled over multiple choice, or all items where none is.",
+    "Items whose correctness changed, in either direction; pooled over multiple choice, or all items if there is none.",
     label="Answers flipped",
     headline=10,
     floor="noise/flips_pct",
@@ -23,7 +23,7 @@ ITEM_FLIPS = MetricKey.percent(
 ALL_FLIPS = MetricKey.percent(
     "distance/all_flips_pct",
     "lower",
-    "Multiple-choice items whose answer changed, between wrong answers too.",
+    "Multiple-choice items whose answer changed, also from one wrong answer to another.",
     label="Answers changed at all",
     headline=20,
     floor="noise/all_flips_pct",
@@ -37,8 +37,8 @@ C2W, W2C, W2W, CHANGED_CORRECT, CHANGED_INCORRECT = (
         "c2w_pct": "Items that went from right to wrong.",
         "w2c_pct": "Items that went from wrong to right.",
         "w2w_pct": "Items that went from one wrong answer to another.",
-        "changed_correct_pct": "Among items that the baseline has right, those that the variant has wrong.",
-        "changed_incorrect_pct": "Among items that the baseline has wrong, those with another answer.",
+        "changed_correct_pct": "Among the items that the baseline answers right, those that the variant answers wrong.",
+        "changed_incorrect_pct": "Among the items that the baseline answers wrong, those with another answer.",
     }.items()
 )
 

@@ -260,10 +260,10 @@ _ALL = _kl_key(
 BEFORE = _kl_key(
     "kl_to_fork",
     "lower",
-    "Mean KL per token of the baseline's greedy answers, up to the first divergent token and with it.",
+    "Mean KL per token of the baseline's greedy answers, up to and including the first divergent token.",
 )
 _BEHIND = _kl_key(
-    "kl_behind_fork", "lower", "Mean KL per token of the baseline's greedy answers, behind the first divergent token."
+    "kl_behind_fork", "lower", "Mean KL per token of the baseline's greedy answers, after the first divergent token."
 )
 
 

@@ -137,12 +137,12 @@ _length = keys_of("judge", unit="ratio", unchanged=1.0, counted="answers")
 _LENGTH_FLOOR = _length(
     "length_ratio_floor",
     "neither",
-    "Tokens of the baseline's second sample over those of its first: what an equal model has.",
+    "Tokens of the baseline's second sample, relative to its first: the value of an identical model.",
 )
 _LENGTH = _length(
     "length_ratio",
     "neither",
-    "Tokens of the variant's sampled answers over those of the baseline's.",
+    "Tokens of the variant's sampled answers, relative to the baseline's.",
     label="Length of answers",
     headline=156,
     on_main_run=False,
@@ -169,7 +169,10 @@ DEFECTS_DELTA = _percent(
     noticed="answers with a defect",
 )
 _FLOOR = _percent(
-    "defects_floor_pct", "neither", "The baseline's second sample minus its first: what an equal model has.", low=-100.0
+    "defects_floor_pct",
+    "neither",
+    "The baseline's second sample minus its first, as of an identical model.",
+    low=-100.0,
 )
 
 WORST_SLICE = slice_key(

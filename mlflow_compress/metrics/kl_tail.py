@@ -78,7 +78,7 @@ def shows_clipped(pooled: Pooled) -> bool:
 KL_ITEMS = MetricKey(
     name="distance/kl_items",
     unit="items",
-    meaning="Items that the mean KL is taken over; 0 where the answers of all items are generated.",
+    meaning="Items over which the mean KL is taken; 0 if the answers of all items are generated.",
     gate=GateValue("gate/kl_items", lambda result, pooled: result.value),
 )
 

@@ -147,7 +147,7 @@ def margins(inputs: MetricInputs) -> list[MetricResult]:
 _CERTAIN = MetricKey.percent(
     "distance/certain_pct",
     "higher",
-    "Share of lettered items whose KL is smaller than any change of their answer needs: certainly unchanged.",
+    "Share of lettered items whose KL is too small for their answer to have changed.",
     by_category=False,
 )
 

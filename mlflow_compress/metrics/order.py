@@ -102,7 +102,7 @@ def _columns(predictions: Predictions, rows: Int, used: int) -> Float:
 _drop_key = keys_of("robustness", unit="percent", high=100.0)
 _share_key = keys_of("robustness", unit="share", high=1.0)
 _KEYS = (
-    _share_key("shuffle_accuracy", "higher", "Right on the original order and on a shuffle."),
+    _share_key("shuffle_accuracy", "higher", "Items that are right both in the original order and in a shuffled one."),
     _drop_key(
         "shuffle_drop_pct",
         "lower",
@@ -117,7 +117,7 @@ _KEYS = (
     *(
         _share_key(name, direction, meaning, low=-1.0 if name.endswith("_delta") else 0.0, by_category=False)
         for name, direction, meaning in (
-            ("content_consistency", "higher", "Shuffles in which the same content is chosen."),
+            ("content_consistency", "higher", "Share of shuffles in which the same content is chosen."),
             ("content_consistency_baseline", "neither", "The baseline's consistency."),
             ("content_consistency_delta", "higher", "Variant minus baseline consistency, paired."),
             ("position_bias", "lower", "Distance of chosen from gold letters, over all orders."),

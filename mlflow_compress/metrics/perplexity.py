@@ -153,8 +153,8 @@ the draws. With 5 % one is in 11 %, because a sample that missed the largest doc
 TOP_DOCUMENT = MetricKey.percent(
     "distance/corpus_kl_share_top_document_pct",
     "neither",
-    f"Share of the mean KL that one document holds; a gate reads its upper end below {GATED_TOP_PCT:g} % of "
-    f"{GATED_DOCUMENTS} or more.",
+    f"Share of the mean KL that one document holds; a gate needs less than {GATED_TOP_PCT:g} %, and "
+    f"{GATED_DOCUMENTS} documents or more.",
     counted="documents",
 )
 _KL_P99 = _nats("corpus_kl_p99", "lower", "99th percentile of the KL over corpus tokens.")

@@ -79,7 +79,7 @@ _percent = keys_of("judge", unit="percent", high=100.0, counted="instructions")
 _REFUSALS = _percent(
     "refusals_pct",
     "neither",
-    "Instructions of which the variant refuses a turn, by the rules of the page on judges.",
+    "Instructions of which the variant refuses a turn, by the rules of the page on generated answers.",
     label="Instructions refused",
     headline=150,
     difference="judge/refusals_delta_pct",
@@ -118,12 +118,12 @@ _SAMPLED_DELTA = _percent(
 _SAMPLED_FLOOR = _percent(
     "sampled_refusals_floor_pct",
     "neither",
-    "The baseline's second sample minus its first: what an equal model has.",
+    "The baseline's second sample minus its first: the value of an identical model.",
     low=-100.0,
     counted="answers",
 )
 _MIXED = _percent(
-    "mixed_refusals_pct", "lower", "Instructions that the variant refuses in some of its samples, not in all."
+    "mixed_refusals_pct", "lower", "Instructions that the variant refuses in some of its samples, but not in all."
 )
 _MIXED_BASELINE = _percent("mixed_refusals_pct_baseline", "neither", "The baseline's share.")
 

@@ -25,7 +25,7 @@ def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
     rates = {}
     for what, doing in (("prefill", "prompt tokens read"), ("decode", "tokens written after the first")):
         name, many = f"{what}_tokens_per_second_batch_{batch}", "sequence" if batch == 1 else "sequences"
-        meaning = f"The variant's {doing} a second, {batch} {many} at a time."
+        meaning = f"The variant's {doing}, per second, {batch} {many} at a time."
         ratio, title = f"{what}_ratio_batch_{batch}", what.capitalize()
         # Two rows: a run shows few numbers. The others are on the run of the stage.
         shown = batch == 1
@@ -42,7 +42,7 @@ def _rates(batch: int) -> dict[str, tuple[MetricKey, MetricKey, MetricKey]]:
             _key(
                 ratio,
                 "higher",
-                f"{title} speed over the baseline's in the same runtime, in turn with it, {batch} {many} at a time.",
+                f"{title} speed relative to the baseline in the same runtime, {batch} {many} at a time.",
                 unit="times",
                 unchanged=1.0,
                 label=f"{title} speedup (batch {batch})",
@@ -157,7 +157,7 @@ _MB = 2**20
 _PEAK_RATIO = _memory_key(
     "memory_peak_ratio",
     "lower",
-    "The variant's peak memory while serving over the baseline's in the same runtime.",
+    "The variant's peak memory while serving, relative to the baseline's in the same runtime.",
     unit="times",
     label="Peak memory (to baseline)",
     gate_label="peak memory to the baseline's",
@@ -167,7 +167,7 @@ _PEAK_RATIO = _memory_key(
 _PEAK = _memory_key(
     "memory_peak_mb",
     "lower",
-    "Memory that the variant takes at most, from loading to the last token, without the imported libraries.",
+    "Peak memory of the variant, from loading to the last token, without the imported libraries.",
     label="Peak memory, MB",
     headline=172,
     difference=_PEAK_RATIO.name,

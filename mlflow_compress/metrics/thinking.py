@@ -182,13 +182,13 @@ def change_p(first: DrawnAnswers, second: DrawnAnswers) -> Float:
 
 _share = keys_of("reasoning", unit="share", high=1.0, counted="answers", on_request=True)
 _percent = keys_of("reasoning", unit="percent", high=100.0, on_request=True)
-_EQUAL = "the baseline's second sampling against its first, which is what an equal model has."
+_EQUAL = "the baseline's second sampling against its first, the value of an identical model."
 _PASS_FLOOR = _share("pass_at_1_floor", "neither", f"The same of {_EQUAL}", low=-1.0)
 _PASS_BASELINE = _share("pass_at_1_baseline", "higher", "The same of the baseline.")
 PASS = _share(
     "pass_at_1",
     "higher",
-    "Drawn answers of the variant that are right, thought or not.",
+    "Sampled answers of the variant that are right, with or without reasoning.",
     label="Right answers (pass@1)",
     headline=135,
     difference="reasoning/pass_at_1_delta",
@@ -223,8 +223,8 @@ PROBLEM_FLIPS = _percent(
     floor=_FLIPS_FLOOR.name,
     on_main_run=False,
 )
-_LOST = _percent("lost_pct", "lower", "Questions that the variant is surely less often right about.")
-_WON = _percent("won_pct", "neither", "Questions that the variant is surely more often right about.")
+_LOST = _percent("lost_pct", "lower", "Questions that the variant answers right significantly less often.")
+_WON = _percent("won_pct", "neither", "Questions that the variant answers right significantly more often.")
 
 
 @metric(

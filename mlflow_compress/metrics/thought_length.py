@@ -16,12 +16,12 @@ _times = keys_of("reasoning", unit="ratio", unchanged=1.0, counted="answers", on
 _percent = keys_of("reasoning", unit="percent", high=100.0, counted="answers", on_request=True)
 _tokens = keys_of("reasoning", unit="tokens", counted="answers", on_request=True)
 _LENGTH_FLOOR = _times(
-    "length_ratio_floor", "neither", "The same of the baseline's second sampling against its first: of an equal model."
+    "length_ratio_floor", "neither", "The baseline's second sampling against its first, as of an identical model."
 )
 LENGTH = _times(
     "length_ratio",
     "neither",
-    "Tokens of the variant's drawn answers, thoughts included, over those of the baseline's.",
+    "Tokens of the variant's sampled answers, reasoning included, relative to the baseline's.",
     label="Length of thoughts and answers",
     headline=137,
     floor=_LENGTH_FLOOR.name,
@@ -48,7 +48,7 @@ _KINDS = {
 _FOUND = _percent(
     "found_and_lost_pct",
     "neither",
-    "Of the variant's wrong answers, those whose thought concludes the right answer somewhere.",
+    "Of the variant's wrong answers, those whose reasoning concludes the right answer somewhere.",
     label="Wrong, but found in the thought",
     headline=139,
     difference="reasoning/found_and_lost_delta_pct",
@@ -57,7 +57,7 @@ _FOUND = _percent(
 _FOUND_BASELINE = _percent("found_and_lost_pct_baseline", "neither", "The same of the baseline.")
 _FOUND_DELTA = _percent("found_and_lost_delta_pct", "neither", "Variant minus baseline.", low=-100.0)
 _FOUND_BY_CHANCE = _percent(
-    "found_by_chance_pct", "neither", "The variant's, held against the right answers of other questions."
+    "found_by_chance_pct", "neither", "The same by chance: with the right answers of other questions."
 )
 
 _hesitations = keys_of("reasoning", unit="markers", counted="answers", on_request=True)
@@ -73,7 +73,7 @@ _HESITATION_FLOOR = _hesitations(
 _COST = _tokens(
     "tokens_per_right",
     "lower",
-    "Tokens that the variant writes to one right answer.",
+    "Tokens that the variant writes per right answer.",
     label="Tokens to a right answer",
     headline=138,
     difference="reasoning/tokens_per_right_ratio",

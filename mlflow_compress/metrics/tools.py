@@ -19,7 +19,7 @@ from mlflow_compress.records import Generations, MetricResult
 from mlflow_compress.tool_calls import Call, is_valid, read_calls, same_calls
 
 _key = keys_of("tools", unit="percent", high=100.0, counted="answers", on_request=True)
-_EQUAL = "the baseline's second sampling against its first, which is what an equal model has."
+_EQUAL = "the baseline's second sampling against its first, the value of an identical model."
 _CALLED = _key(
     "called_pct",
     "neither",
@@ -59,13 +59,13 @@ F1 = _key(
 )
 
 _SAME_FUNCTIONS = _key(
-    "same_functions_pct", "higher", "Of answers with a call of both models, those that call the same functions."
+    "same_functions_pct", "higher", "Of the answers with a call from both models, those that call the same functions."
 )
 _SAME_CALLS_FLOOR = _key("same_calls_floor_pct", "higher", f"The same of {_EQUAL}")
 _SAME_CALLS = _key(
     "same_calls_pct",
     "higher",
-    "Of answers with a call of both models, those with the same functions and arguments.",
+    "Of the answers with a call from both models, those with the same functions and arguments.",
     floor=_SAME_CALLS_FLOOR.name,
     unchanged=100.0,
 )
@@ -75,7 +75,7 @@ _JSON_BASELINE = _key("json_pct_baseline", "higher", "The same of the baseline."
 SCHEMA = _key(
     "schema_pct",
     "higher",
-    "Of the variant's answers with a call, those whose calls are all of a given tool and valid against its schema.",
+    "Of the variant's answers with a call, those whose calls are all to given tools and valid against their schemas.",
     label="Calls valid against the schema",
     headline=147,
     difference="tools/schema_delta_pct",
@@ -91,7 +91,7 @@ _SCHEMA_FLOOR = _key("schema_floor_pct", "neither", f"The difference of {_EQUAL}
 _RIGHT = _key(
     "right_pct",
     "higher",
-    "Drawn answers of the variant with the right calls and no other, or none where none is right.",
+    "Drawn answers of the variant with exactly the right calls, or none if none is right.",
     label="Right calls",
     headline=148,
     difference="tools/right_delta_pct",
@@ -107,9 +107,8 @@ _RIGHT_DELTA = _key(
     noticed="right calls",
 )
 _RIGHT_FLOOR = _key("right_floor_pct", "neither", f"The difference of {_EQUAL}", low=-100.0)
-
 _GOLD_PRECISION = _key(
-    "gold_precision_pct", "higher", "Of the variant's answers with a call, those where a call is right."
+    "gold_precision_pct", "higher", "Of the variant's answers with a call, those for which a call is right."
 )
 _GOLD_RECALL = _key("gold_recall_pct", "higher", "Of the variant's answers where a call is right, those with a call.")
 _GOLD_F1 = _key("gold_f1_pct", "higher", "F1 of the variant's decisions to call against the right ones.")
@@ -122,7 +121,7 @@ _DECISION_KL_FLOOR = _decision(
 _DECISION_KL = _decision(
     "decision_kl",
     "lower",
-    "Mean KL at the first token of the answer, where call or no call is decided.",
+    "Mean KL at the first token of the answer, which decides between call and no call.",
     floor=_DECISION_KL_FLOOR.name,
 )
 _MARGIN_DELTA = _decision(

@@ -110,7 +110,7 @@ _HIGHEST = math.sqrt(_N_OPTIONS)
 _BASE: tuple[tuple[str, Direction, float, float, str, str], ...] = (
     ("uacc", "higher", 0.0, _HIGHEST, "ratio", "Accuracy over set size times sqrt(6), mean of the ratios by score."),
     ("set_size", "lower", 1.0, 6.0, "options", "Mean size of the conformal sets, over LAC and APS."),
-    ("coverage", "neither", 0.0, 1.0, "share", "Sets that hold the gold option; 1 - alpha is aimed at."),
+    ("coverage", "neither", 0.0, 1.0, "share", "Sets that contain the gold option; the target is 1 - alpha."),
     ("dont_know_pct", "neither", 0.0, 100.0, "percent", 'Items answered with E, "I don\'t know".'),
     ("none_of_these_pct", "neither", 0.0, 100.0, "percent", 'Items answered with F, "None of the above".'),
 )

@@ -195,7 +195,7 @@ def _require_same_architecture(baseline: Any, variant: Any) -> None:
     ]
     if attention[0] != attention[1]:
         raise UnsupportedError(
-            "The variant computes attention in another way (rounded keys and values), which no module holds",
+            "The variant computes attention differently (rounded keys and values), which no module contains",
             allowed=attention[0],
             got=attention[1],
             fix=_FIX,
@@ -204,7 +204,7 @@ def _require_same_architecture(baseline: Any, variant: Any) -> None:
     beside = ((name, p) for name, p in baseline.named_parameters() if id(p) not in units)
     if loose := [name for name, p in beside if not torch.equal(p, variant.get_parameter(name))]:
         raise UnsupportedError(
-            "The variant changes weights that lie beside other modules, and cannot be swapped alone",
+            "The variant changes weights outside the modules that can be swapped",
             got=loose[0],
             fix=_FIX,
         )

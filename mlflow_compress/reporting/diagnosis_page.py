@@ -75,7 +75,7 @@ def diagnosis_sentence(name: str, results: GroupsFound) -> str:
     if largest.share is not None:
         text += f", {100 * largest.share:.0f} % of the sum of its {len(results.groups)} groups"
     if results.additivity is not None:
-        text += f". All groups together move {_text(results.additivity, PLAIN_SCALE)} times the sum of each alone"
+        text += f". All groups together move {_text(results.additivity, PLAIN_SCALE)} times the sum of single groups"
     return f"{text}."
 
 

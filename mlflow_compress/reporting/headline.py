@@ -247,7 +247,7 @@ def footnotes(pooled: Pooled, *, floors: bool = True) -> list[str]:
     notes = []
     if kl_tail.shows_clipped(pooled):
         notes.append(
-            "The mean KL has no interval, as items are above the clip: gates read the clipped KL and those items."
+            "The mean KL has no interval, as items are above the clip: gates read the clipped KL and their share."
         )
     unscored: dict[str, None] = {}
     for shown in headline_keys():
@@ -317,7 +317,7 @@ def headline_table(
     shown = [row for row, always in rows if always or len(rows) <= _MOST_ROWS]
     lines = _table(pooled, shown).only(*_NARROW).lines(widest=_WIDTH)
     left_out = len(rows) - len(shown)
-    more = [f"{left_out} more rows stand in the report and in the run's note."] if left_out else []
+    more = [f"{left_out} more rows are in the report and in the run's note."] if left_out else []
     notes = failures(failed_stages) + footnotes(pooled, floors=False) + more
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH)]
     return "\n".join([*lines, *([lines[1], *wrapped] if wrapped else [])])

@@ -202,19 +202,19 @@ def _luck(board: scoreboard.Scoreboard) -> list[str]:
         if row.luck is not None:
             spreads = ((label, one) for label, one in (("KL", row.luck.kl), ("flips in %", row.luck.flips)) if one)
             parts = [
-                f"{label} {one.mean:.3g}, standard deviation between makes {one.between:.2g} "
+                f"{label} {one.mean:.3g}, standard deviation between replicates {one.between:.2g} "
                 f"[{one.low:.2g}, {one.high:.2g}] and over items {one.items:.2g}"
                 for label, one in spreads
             ]
-            lines.append(f"{1 + len(row.luck.runs)} makes of {row.name}: {'; '.join(parts) or 'too few items'}")
+            lines.append(f"{1 + len(row.luck.runs)} replicates of {row.name}: {'; '.join(parts) or 'too few items'}")
     once = [row.name for row in board.finished if row.made_once]
     if lines and once:
-        lines.append(f"Made once, because no calibration text is read: {', '.join(once)}")
+        lines.append(f"One replicate, because no calibration text is read: {', '.join(once)}")
     names = [row.name for row in board.rows]
     for pair in board.closer:
         known = [f"{p:.2f} by {by}" for by, p in (("KL", pair.kl), ("flips", pair.flips)) if p is not None]
         if known and names.index(pair.second) == names.index(pair.first) + 1:
-            lines.append(f"Freshly made, {pair.first} is closer than {pair.second} with probability {', '.join(known)}")
+            lines.append(f"A new {pair.first} is closer than a new {pair.second} with probability {', '.join(known)}")
     return lines
 
 

@@ -74,7 +74,7 @@ def parted_thoughts(
         parts = "the variant would write the same"
         if first is not None:
             token = would.column("argmax")[np.argsort(would.column("position"))][first]
-            parts = f"the variant parts at token {first + 1:,} of {len(order):,}{_instead(chains, int(token))}"
+            parts = f"the variant diverges at token {first + 1:,} of {len(order):,}{_instead(chains, int(token))}"
 
         gold = read_gold(row["answer"], rule)
         theirs = _drawn(variant.generations, row)
@@ -140,7 +140,7 @@ def _telling(
     other, not_found, number = min(found)
     prompt, text = replies[number]
     kind = "right" if other is lost else "wrong"
-    named = f"a {kind} answer" + (", right in the thought" if kind == "wrong" and not not_found else "")
+    named = f"a {kind} answer" + (", right in the reasoning" if kind == "wrong" and not not_found else "")
     spans = _spans(prompt, text, gold, rule)
     return named, _marked([*text], [""] * len(text), spans, _shown(len(text), spans[0][0] if spans else 0, _CHARACTERS))
 

@@ -129,7 +129,7 @@ def _growth(pooled: Mapping[str, MetricResult]) -> str:
     if slope is None or slope.value <= 0.0:
         return ""
     growth = numbers.interval_text(slope, numbers.NATS, difference=False)
-    return f" and grows by {growth} with each 1,000 tokens of a long context"
+    return f" and grows by {growth} per 1,000 tokens of a long context"
 
 
 def _problems(pooled: Mapping[str, MetricResult]) -> str:

@@ -206,7 +206,7 @@ class InThisProcess:
         """
         body, states = self._body, work.baseline
         if not isinstance(body, BodyByLayer):
-            raise UnsupportedError("The model is not scored layer by layer", fix="Give max_memory less than it takes")
+            raise UnsupportedError("The model is not scored layer by layer", fix="Give less max_memory than it takes")
         assert not isinstance(states, LoadedModel)
         body.journal, body.seconds = work.resume and work.resume[0], work.seconds
         if work.resume is not None:

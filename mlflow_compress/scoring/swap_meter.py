@@ -72,7 +72,7 @@ class KeptOutputs:
     def _fit(self, one: int, max_bytes: int) -> None:
         if one > max_bytes:
             raise ConfigError(
-                "The memory for kept states does not hold the output of one layer",
+                "The memory for cached states cannot hold the output of one layer",
                 allowed=f"{one / 2**30:.3g} GiB or more",
                 got=f"{max_bytes / 2**30:.3g} GiB",
             )
@@ -305,7 +305,7 @@ class SwapMeter:
                 columns.append(_compared(self._logits(self._head(swap), moved), logits))
             if swap.name == NO_SWAP and columns[-1]["kl"].any():
                 raise AlignmentError(
-                    "Without any swap this model does not repeat its own numbers",
+                    "Without any swap this model does not reproduce its own numbers",
                     allowed="a KL of exactly 0",
                     got=float(columns[-1]["kl"].max()),
                     fix="Diagnose it on a CPU, or in float32",

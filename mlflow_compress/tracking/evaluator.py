@@ -82,12 +82,12 @@ class CompressEvaluator(ModelEvaluator):  # type: ignore[misc]
 
 def _checkpoint_of(model: Any, config: Mapping[str, Any]) -> str:
     if "checkpoint" in config:
-        raise ConfigError("There are two variants", allowed="a model or a checkpoint", got=config["checkpoint"])
+        raise ConfigError("Two variants are given", allowed="a model or a checkpoint", got=config["checkpoint"])
     try:
         return str(model.unwrap_python_model().checkpoint)
     except Exception as error:  # any kind of model can be given, each of which fails in its own way
         raise ConfigError(
-            "This model is no variant that mlflow-compress has logged",
+            "This model is not a variant that mlflow-compress has logged",
             got=type(model).__name__,
             fix="Give models:/NAME/VERSION of one, or leave out model and give evaluator_config={'checkpoint': FOLDER}",
         ) from error

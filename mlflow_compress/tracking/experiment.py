@@ -61,7 +61,7 @@ def create_database(uri: str) -> None:
     if database is None:
         return
     if database.is_dir():  # MLflow would try again for a minute
-        raise IsADirectoryError(f"{database} is a folder, and no database")
+        raise IsADirectoryError(f"{database} is a folder, not a database")
     if not database.exists():
         database.parent.mkdir(parents=True, exist_ok=True)
         with alone_with(database.with_name(f".{database.name}.creating.lock")):

@@ -117,7 +117,7 @@ class Lease:
         if self._lost.is_set() or self._tag not in leases or newest > self._number(self._tag):
             raise TrackingError(
                 "This process was cut off from the tracking server for so long that another one does its work now",
-                fix="Start the same command again: it finds what the other one stores",
+                fix="Repeat the command: it reuses what the other one stores",
             )
 
     def release(self) -> None:

@@ -35,7 +35,7 @@ def flip(outputs: Any, expectations: dict[str, Any]) -> Feedback:
     rows = [{"id": name, "pred": answer, "gold": expectations[_GOLD]} for name, answer in sides.items()]
     baseline, variant = answers_from_rows(rows)
     if baseline.pred is None or variant.pred is None:
-        raise DataError("An item without an answer of both models did neither flip nor stay", got=str(rows))
+        raise DataError("An item without answers from both models has no flip", got=str(rows))
     before, after = ("right" if answer.is_correct else "wrong" for answer in (baseline, variant))
     return Feedback(
         value=float(before != after),

@@ -25,7 +25,7 @@ def whole_id(text: str, run_ids: Sequence[str]) -> str:
     """Return the only one of the ids that begin with `text`; the text itself where there is none."""
     if len(run_ids) > 1:
         raise TrackingError(
-            "Several runs have an id that begins so", allowed=sorted(run_ids), got=text, fix="Give more digits"
+            "Several runs have ids that begin so", allowed=sorted(run_ids), got=text, fix="Give more digits"
         )
     return run_ids[0] if run_ids else text
 

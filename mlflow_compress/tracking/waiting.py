@@ -61,10 +61,10 @@ def outage(error: BaseException, uri: str) -> str | None:
 def away(uri: str, reason: str) -> StoreAwayError:
     """Return the error of a store that was waited for in vain."""
     return StoreAwayError(
-        f"The tracking server does not answer ({reason}), and was waited for {longest_wait():.0f} s",
+        f"The tracking server has not answered ({reason}) for {longest_wait():.0f} s",
         got=shown_store(uri),
-        fix="What was computed is kept on this machine. When the server is back, `mlflow-compress resume` does the "
-        f"rest, and so does the same command again. {WAIT_VARIABLE} sets for how many seconds it is waited for",
+        fix="Computed results are saved on this machine. When the server is back, repeat the command, or use "
+        f"`mlflow-compress resume`, to do the rest. {WAIT_VARIABLE} sets how many seconds to wait",
     )
 
 

@@ -145,7 +145,7 @@ def test_an_interrupted_diagnosis_goes_on(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tasks": "cloze"}, "needs running text"),
+        ({"tasks": "cloze"}, "needs an existing text corpus"),
         ({"tasks": "text", "device": "balanced"}, "both models in memory"),
         (
             {"tasks": "text", "diagnosis_args": {"state_memory": 0}},

@@ -83,13 +83,13 @@ def test_the_examples_run_and_mean_the_same_in_every_store(workdir: Path, monkey
     assert again.baseline_found and again.variant_found_in == found.run.run_id
     assert again.results == found.results
 
-    # Records alone, the baseline's run, and what holds no evaluation.
+    # Records alone, the baseline's run, and what has no evaluation.
     alone = mc.load(found.records_folder)
     assert alone.baseline is None and alone["quality/accuracy"] == found["quality/accuracy"]
     assert alone.records().items is not None
     baseline = mc.load(found.baseline_run_id, store=here / "results")
     assert baseline["quality/accuracy"].value == found["quality/accuracy_baseline"].value
-    with pytest.raises(mc.MlflowCompressError, match="holds no evaluation"):
+    with pytest.raises(mc.MlflowCompressError, match="has no evaluation"):
         mc.load(compressed.run.run_id, store=here / "results")
 
     # MLflow's store gives the same numbers.

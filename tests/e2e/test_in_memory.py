@@ -81,7 +81,7 @@ def test_a_loaded_model_and_rows_give_the_numbers_of_folder_and_file(loaded: tup
 def test_what_is_no_complete_model_is_refused(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     with pytest.raises(mc.MlflowCompressError, match=re.escape("Give model=(model, tokenizer)")):
         mc.compress(loaded[0], "rtn", store=tmp_path)
-    with pytest.raises(mc.MlflowCompressError, match="no loaded model followed by its tokenizer"):
+    with pytest.raises(mc.MlflowCompressError, match="not a loaded model followed by its tokenizer"):
         mc.evaluate((loaded[0], "gpt2"), store=tmp_path)
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_complete_model_is_refused(loaded: tuple[Any, Any], tmp_path:
     [
         ([{"id": "1", "question": "?"}, "demo"], "mixes rows of items"),
         ({"../up": ROWS}, "cannot be a path"),
-        ([{**ROWS[0], "answer": object()}], "JSON has no form for"),
+        ([{**ROWS[0], "answer": object()}], "JSON cannot store"),
     ],
 )
 def test_wrong_rows_are_refused(tasks: Any, message: str, tmp_path: Path) -> None:

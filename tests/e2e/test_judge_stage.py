@@ -55,7 +55,7 @@ def test_a_judge_that_fails_in_part_is_logged_whole_and_shows_no_secret(
         )
         with pytest.raises(JudgeError, match=r"have no rating.*judge_args: max_unscored=0.05") as error:
             run_judge(asked, say=said.append)
-        assert re.search(r"Account: judgments .*; new calls \d+; .*cost .*; every reply is kept; run", str(error.value))
+        assert re.search(r"Account: judgments .*; new calls \d+; .*cost .*; every reply is saved", str(error.value))
         [failed] = [
             run for run in tracker.client.search_runs([tracker.experiment_id]) if run.data.tags.get("stage") == "judge"
         ]

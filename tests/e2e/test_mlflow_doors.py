@@ -137,7 +137,7 @@ def test_static_predictions_get_the_numbers_of_compare(workdir: Path) -> None:
         ({"predictions": None}, "nothing to evaluate"),
         ({"custom_artifacts": [print]}, "neither extra_metrics nor custom_artifacts"),
         ({"predictions": None, "targets": None, "data": [["a"]]}, "a DataFrame"),
-        ({"predictions": None, "model": lambda frame: frame}, "no variant that mlflow-compress has logged"),
+        ({"predictions": None, "model": lambda frame: frame}, "not a variant that mlflow-compress has logged"),
         ({"evaluator_config": {}}, "could not be evaluated by any"),  # MLflow goes on to other evaluators
     ],
 )
@@ -168,7 +168,7 @@ def test_flips_and_refusals_per_item_are_in_mlflow_s_evaluation(workdir: Path) -
 def test_a_scorer_refuses_an_item_that_it_cannot_judge() -> None:
     with pytest.raises(DataError, match="lacks expectations"):
         flip(outputs="A", expectations={"expected_response": "A"})
-    with pytest.raises(DataError, match="neither flip nor stay"):
+    with pytest.raises(DataError, match="has no flip"):
         flip(outputs=None, expectations={"expected_response": "A", "baseline_response": "A"})
     with pytest.raises(DataError, match="reads text"):
         refusal(outputs={"text": "no"})

@@ -153,8 +153,8 @@ FORGED: dict[str, Forge] = {
     "another value of distance/all_flips_pct": better_figure,
     "gates do not follow from the figures": lambda stated, _: stated["gates"].update(passed=None),
     "The gates do not follow": lambda stated, _: stated.update(policy=stated["policy"].replace("5.0", "50.0")),
-    "not that of the environment": lambda stated, _: stated["environment"].update(torch="3.0.0"),
-    "other figures": lambda stated, _: stated["figures"].pop(),
+    "does not match the environment": lambda stated, _: stated["environment"].update(torch="3.0.0"),
+    "differ from those in the statement": lambda stated, _: stated["figures"].pop(),
     "no receipt: KeyError": lambda stated, _: stated.pop("account"),
     "records give another": lambda _, files: files.update({SCORES: files[SCORES.replace("variant", "baseline")]}),
 }
@@ -179,7 +179,7 @@ def test_a_small_file_that_would_unpack_to_a_large_one_is_not_unpacked(desk: Des
 def test_who_must_have_signed_is_asked(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     desk.export(key=desk.private)
-    with pytest.raises(ConfigError, match="Nothing says by whom"):
+    with pytest.raises(ConfigError, match="needs its signer's public key"):
         desk.verify()
     with pytest.raises(DataError, match="not signed with that key"):
         desk.verify(key=key_pair(tmp_path / "other")[1])
@@ -350,7 +350,7 @@ def test_a_card_that_cannot_be_written_is_one_error(desk: Desk, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cards cannot be written"):
         mc.card(desk.file, output=tmp_path / "file")
-    with pytest.raises(ConfigError, match="Nothing says by whom"):
+    with pytest.raises(ConfigError, match="needs its signer's public key"):
         desk.export(key=desk.private)
         mc.card(desk.file, output=tmp_path / "cards")
     assert not (tmp_path / "cards").exists()
@@ -426,7 +426,7 @@ def test_what_is_not_known_is_not_in_the_card_but_told(made: tuple[Path, str, Pa
         (base / "away").rename(base / "LICENSE.txt")
         (base / "README.md").write_text(CARD)
     assert "license" not in ModelCard.load(tmp_path / "without" / "README.md").data.to_dict()
-    assert without.remarks == ("The base's folder says no licence: add 'license' to the card",)
+    assert without.remarks == ("The base's folder states no licence: add 'license' to the card",)
     assert "add 'license' to the card." in without.as_text()
 
 

@@ -63,7 +63,7 @@ CASES = {
         2,
         "The model is already stored in float16: .*Got: '.*whole'. Use --method none for the control.",
     ),
-    "no id": (["report", "abc"], 2, "This is no id of a run. Allowed: 6 to 32 hexadecimal digits. Got: 'abc'."),
+    "no id": (["report", "abc"], 2, "This is not the id of a run. Allowed: 6 to 32 hexadecimal digits. Got: 'abc'."),
     "no such run": (["report", "abcdef"], 1, "The store sqlite:///.*mlflow.db has no such run. Got: 'abcdef'."),
     "a run to resume": (["main", "--resume", "0" * 32], 1, "The store .* has no such run. Got: '0{32}'."),
     "no such side": (["compare", "abcdef", "abcdef"], 1, "The store .* has no such run. Got: 'abcdef'."),
@@ -227,7 +227,7 @@ def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     done = light_python("-c", CALL, *arguments, cwd=tmp_path, MLFLOW_TRACKING_URI=uri, ABSENT=package)
     assert done.stderr == (
-        f"mlflow-compress: {by} needs what is not installed: {package}. Run: pip install 'mlflow-compress[{extra}]'.\n"
+        f"mlflow-compress: {by} needs packages that are not installed: {package}. Run: pip install 'mlflow-compress[{extra}]'.\n"
     )
     assert (done.returncode, heavy(done.stdout)) == (1, set()) and not list(tmp_path.iterdir())
 

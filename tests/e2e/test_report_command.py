@@ -62,7 +62,7 @@ def test_a_sweep_and_its_runs_make_the_same_page(
 
     # A run that is no variant is refused too.
     assert main(["report", tracker.child_ids(first)["evaluate"], "-o", "stage.html"]) == 2
-    assert "no main run and no sweep" in capsys.readouterr().err
+    assert "neither a main run nor a sweep" in capsys.readouterr().err
 
     if chromium() is not None:
         with browser() as tab:
@@ -77,7 +77,7 @@ def test_a_sweep_and_its_runs_make_the_same_page(
     [
         ([], "No run to report on"),
         (["0" * 32], "no such run"),
-        (["RUN", "-o", "report.pdf"], "cannot be told from its file name"),
+        (["RUN", "-o", "report.pdf"], "does not show its format"),
         (["RUN", "-o", "nowhere/report.html"], "folder of the report does not exist"),
         (["0" * 32, "--format", "pdf"], "Parameter 'format'"),
     ],

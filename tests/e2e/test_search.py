@@ -233,7 +233,7 @@ def test_a_refused_variant_is_repaired_for_the_fewest_bytes_that_the_policy_take
     # It passes by itself now, and what cannot be repaired is refused before anything is made.
     made = len(tracker.find_finished("main"))
     assert cli.main([*repair, f"--repair={after['run_id']}"]) == 0
-    assert "passes the policy as it is: nothing was made" in capsys.readouterr().out
+    assert "already passes the policy: nothing was made" in capsys.readouterr().out
     assert cli.main([*repair, f"--repair={mains['magnitude'].info.run_id}"]) == 2
     assert "cannot be repaired: Method 'magnitude'" in capsys.readouterr().err
     assert cli.main([*repair, f"--repair={run.info.run_id}"]) == 2

@@ -143,7 +143,7 @@ def test_a_sweep_takes_served_models_beside_methods(
     # Another model under the name at the same address is not taken for the one that was measured.
     loaded.model.model.layers[2].mlp.down_proj.weight.data.mul_(0.5)
     try:
-        with pytest.raises(AlignmentError, match="answers otherwise than before"):
+        with pytest.raises(AlignmentError, match="gives other answers than before"):
             mc.sweep(**asked)
     finally:
         loaded.model.model.layers[2].mlp.down_proj.weight.data.mul_(2.0)
@@ -152,10 +152,10 @@ def test_a_sweep_takes_served_models_beside_methods(
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ("{checkpoint: 'endpoint:http://127.0.0.1:1/v1', served_model: x, bits: 4}", "for served models has something"),
+        ("{checkpoint: 'endpoint:http://127.0.0.1:1/v1', served_model: x, bits: 4}", "served models has another"),
         (
             "{checkpoint: ['endpoint:http://127.0.0.1:1/v1', folder], served_model: x}",
-            "for served models has something",
+            "for served models has another parameter",
         ),
         ("{checkpoint: 'endpoint:http://127.0.0.1:1/v1'}", "'served_model' must be given"),
         ("{checkpoint: 'endpoint:http://u:secret@127.0.0.1:1/v1', served_model: x}", "a user, a password or a query"),

@@ -227,7 +227,7 @@ def test_another_model_under_the_same_name_is_refused_later_and_midway(loaded: L
         asked = settings(
             tmp_path, store=tmp_path / "runs", endpoint_args={"served_model": NAME}, task_args={"noise_items": 1}
         )
-        with pytest.raises(AlignmentError, match="answers otherwise than before under this name"):
+        with pytest.raises(AlignmentError, match="gives other answers than before under this name"):
             mc.evaluate(f"endpoint:{server.base_url}", **asked)
     assert {run.info.status for run in runs_in(tmp_path / "runs")} == {
         "FINISHED",  # the baseline
@@ -237,7 +237,7 @@ def test_another_model_under_the_same_name_is_refused_later_and_midway(loaded: L
         mc.evaluate(f"endpoint:{server.base_url}", **asked)
     with (
         served_demo(other) as server,
-        pytest.raises(AlignmentError, match="answers otherwise than before under this name"),
+        pytest.raises(AlignmentError, match="gives other answers than before under this name"),
     ):
         mc.evaluate(f"endpoint:{server.base_url}", **asked)
 
@@ -256,7 +256,7 @@ def test_a_served_variant_answers_the_judge_stage(loaded: LoadedModel, tmp_path:
     assert -1 <= answers["judge/similarity"].value <= 1
     written = answers.records().generations
     assert len(written) and any(written.column("text").tolist())
-    assert "divergent_tokens: a server shows no whole distributions" in answers.skipped
+    assert "divergent_tokens: a server shows no complete distributions" in answers.skipped
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_text_alone_has_no_speed_and_a_served_baseline_needs_a_served_variant(
     with served_demo(loaded, kind="text") as server:
         found = timed(server, tmp_path)
     assert not found.results and "takes prompts as text alone" in found.summary
-    with pytest.raises(ConfigError, match="names a served model, and what is asked here needs one in a folder"):
+    with pytest.raises(ConfigError, match="names a served model, and this command needs one in a folder"):
         mc.speed(
             tmp_path,
             model="endpoint:http://127.0.0.1:1/v1",

@@ -22,7 +22,7 @@ def test_replicates_are_runs_of_their_own_that_only_say_how_much_is_luck(
     assert cli.main([*sweep, "--replicates=3"]) == 0
     shown = capsys.readouterr()
     assert "4 variants of demo, 2 of them finished" in shown.err
-    assert "Made once, because no calibration text is read: rtn-4bit-g128." in shown.err
+    assert "One replicate, because no calibration text is read: rtn-4bit-g128." in shown.err
     assert "[3/4] gptq-4bit-g128 (replicate 2): starts" in shown.err
 
     # The first makes are found. The others have the same evaluation and another calibration, and tell whose they are.
@@ -50,18 +50,18 @@ def test_replicates_are_runs_of_their_own_that_only_say_how_much_is_luck(
     assert luck["kl"]["mean"] == pytest.approx(sum(kl) / 3, rel=1e-6) and luck["kl"]["n_makes"] == 3
     [pair] = board["closer"]
     assert 0 < pair["kl"] < 1 and {pair["first"], pair["second"]} == set(rows)
-    assert "3 makes of gptq-4bit-g128: KL " in shown.out and "no calibration text is read: rtn-4bit-g128" in shown.out
+    assert "3 replicates of gptq-4bit-g128: KL " in shown.out and "text is read: rtn-4bit-g128" in shown.out
 
     # The page of the sweep, and a report on its runs, say the same.
     assert cli.main(["report", parent.info.run_id, "--output", str(tmp_path / "page.html")]) == 0
-    assert "3 makes of gptq-4bit-g128" in (tmp_path / "page.html").read_text()
+    assert "3 replicates of gptq-4bit-g128" in (tmp_path / "page.html").read_text()
     runs = [run.info.run_id for run in mains]
     assert cli.main(["report", *runs, "--output", str(tmp_path / "table.json")]) == 0
     assert '"n_makes": 3' in (tmp_path / "table.json").read_text()
 
     # A promotion takes no replicate, and a policy counts them.
     capsys.readouterr()
-    for n, said in ((3, ""), (4, "required: 3 makes with other calibration samples < 4")):
+    for n, said in ((3, ""), (4, "required: 3 replicates < 4")):
         (tmp_path / "policy.yaml").write_text(f"kl: none\ngates: []\nmargins: []\nrequire: {{replicates: {n}}}\n")
         assert cli.main(["promote", "--policy", str(tmp_path / "policy.yaml"), "--dry_run", "true"]) == 0
         told = capsys.readouterr().out

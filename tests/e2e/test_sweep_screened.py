@@ -48,7 +48,7 @@ def test_what_the_policy_fails_is_not_made(
     rows = {row.name: row for row in made.scoreboard.rows}
     assert {name for name, row in rows.items() if row.status == "finished"} == {"fp8", "rtn-8bit-g128"}
     for name in ("magnitude-50pct", "rtn-2bit-g128"):
-        assert "The policy fails what it would be: KL" in rows[name].reason
+        assert "It would fail the policy: KL" in rows[name].reason
     # A checkpoint of hqq must fit.
     assert all("needs the whole model in memory" in rows[f"hqq bits={bits}"].reason for bits in (8, 2))
     [run] = tracker.find(screen.SCREEN_STAGE)
@@ -63,7 +63,7 @@ def test_what_the_policy_fails_is_not_made(
     policy.write_text("kl: {max_kl: 0}\ngates: []\n")
     with pytest.raises(UnsupportedError, match="fails every variant of this sweep"):
         sweep(policy)
-    with pytest.raises(ConfigError, match="where a model does not fit into memory"):
+    with pytest.raises(ConfigError, match="only if the model does not fit into memory"):
         sweep(policy, device="cpu")
 
 
@@ -84,7 +84,7 @@ def test_where_no_variant_passes_what_is_open_is_made() -> None:
     sizes = {"a": 3.0, "b": 2.0, "c": 1.0}
     fails, opened = PolicyAnswer(word="fails", why="flips 9 % > 5"), PolicyAnswer(word="open", why="needs more items")
     assert left_unmade({"a": opened, "b": opened, "c": fails}, sizes) == {
-        "c": "The policy fails what it would be: flips 9 % > 5"
+        "c": "It would fail the policy: flips 9 % > 5"
     }
     passes = PolicyAnswer(word="passes")
     assert left_unmade({"a": passes, "b": passes, "c": opened}, sizes) == {

@@ -139,6 +139,6 @@ def test_what_vllm_refuses_is_an_error_with_its_reason(method: str, bits: int, r
         "engine": "vllm",
         "dtype": "bfloat16",
     }
-    with pytest.raises(UnsupportedError, match=f"vLLM does not load this checkpoint.*{reason}"):
+    with pytest.raises(UnsupportedError, match=f"vLLM cannot load this checkpoint.*{reason}"):
         mc.evaluate(variant, **how)
     assert n_workers() == 0

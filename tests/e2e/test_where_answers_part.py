@@ -122,7 +122,7 @@ def test_other_traces_are_another_evaluation(evaluated: Callable[..., Evaluation
 
 
 def test_wrong_traces_are_refused_before_a_run_is_made(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'trace_instructions' names no set and no file"):
+    with pytest.raises(ConfigError, match="'trace_instructions' names neither a set nor a file"):
         mc.evaluate(
             folder / "none", tasks="traces", task_args={"trace_instructions": "nothing"}, store=tmp_path / "empty"
         )

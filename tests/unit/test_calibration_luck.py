@@ -101,10 +101,10 @@ def test_the_scoreboard_shows_the_spread_and_the_probability_and_who_is_made_onc
     [pair] = board.closer  # one make of awq says nothing of another
     assert (pair.first, pair.second) == ("gptq-4bit", "rtn-4bit") and pair.kl is not None and pair.kl > 0.9
     text = " ".join(scoreboard_text(board).split())
-    assert "3 makes of gptq-4bit: KL 0.0" in text and "; flips in %" in text
-    assert "Made once, because no calibration text is read: rtn-4bit" in text
-    assert f"Freshly made, gptq-4bit is closer than rtn-4bit with probability {pair.kl:.2f} by KL" in text
-    assert "standard deviation between makes" in scoreboard_markdown(board)
+    assert "3 replicates of gptq-4bit: KL 0.0" in text and "; flips in %" in text
+    assert "One replicate, because no calibration text is read: rtn-4bit" in text
+    assert f"A new gptq-4bit is closer than a new rtn-4bit with probability {pair.kl:.2f} by KL" in text
+    assert "standard deviation between replicates" in scoreboard_markdown(board)
     assert board.to_dict()["rows"][0]["luck"]["kl"]["between"] == gptq.kl.between
 
 
@@ -150,6 +150,6 @@ def test_a_policy_may_require_replicates(makes: int | None, passes: bool) -> Non
     gates = gates_of(policy)
     [outcome] = decide([one], gates.gates, rules=gates.rules).outcomes
     reasons = "; ".join(outcome.reasons)
-    assert (f"{makes} makes with other calibration samples < 3" in reasons) != passes
+    assert (f"{makes} replicates < 3" in reasons) != passes
     with pytest.raises(UnsupportedError, match="cannot require replicates"):
         item_policy(policy)

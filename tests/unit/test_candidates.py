@@ -140,7 +140,7 @@ def test_two_folders_of_one_name_have_registered_models_of_their_own(tracker: Tr
     assert champion(tracker, other) == runs[1] and f"'{other}' is used" in second
     assert run_promote(PromoteConfig(model=str(folders[1]), **WIDE)).as_text().count("stays 'champion'") == 1
     third = make_llama(tmp_path / "c" / "llama", seed=3)
-    with pytest.raises(ConfigError, match="other base weights than this folder"):
+    with pytest.raises(ConfigError, match="other weights than those in this folder"):
         run_promote(PromoteConfig(model=str(third), **WIDE)).as_text()
 
 

@@ -224,7 +224,7 @@ def test_zero_points_that_the_scheme_denies_are_refused(tmp_path: Path) -> None:
         return settings
 
     relabel(tmp_path, symmetric)
-    with pytest.raises(CheckpointError, match="loaded with other weights than its tensors stand for"):
+    with pytest.raises(CheckpointError, match="loaded with weights that differ from those in its tensors"):
         logits(tmp_path)
 
 

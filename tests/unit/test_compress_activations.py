@@ -116,7 +116,7 @@ def test_smoothing_leaves_the_function_of_gemma_as_it_was(tmp_path: Path, monkey
     assert 0 < smooth < 2 * plain
     # llm-compressor's own mapping takes the norm behind the attention for the one before the feed-forward part.
     monkeypatch.setattr(smoothquant, "_MAPPINGS", {})
-    with pytest.raises(UnsupportedError, match=r"scaling changes what this model computes.*Gemma2ForCausalLM"):
+    with pytest.raises(UnsupportedError, match=r"scaling changes this model's function.*Gemma2ForCausalLM"):
         compress_model(str(base), "smoothquant", config, TEXT, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

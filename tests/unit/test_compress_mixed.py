@@ -122,7 +122,7 @@ def test_a_mix_of_types_is_no_format_of_single_layers(tmp_path: Path) -> None:
     recipe = written(base, tmp_path, ["gguf-k:3", "gguf:8"])
     recipe.formats["gguf-k:3"]["mix"] = "L"
     recipe.write(tmp_path / "recipe.json")
-    with pytest.raises(ConfigError, match=r"mixes no types. Allowed: mix=pure. Got: 'L'"):
+    with pytest.raises(ConfigError, match=r"cannot mix types. Allowed: mix=pure. Got: 'L'"):
         mixed(base, tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_the_identity_is_that_of_the_content(base: Path, tmp_path: Path, monkeyp
         (["awq:4", "rtn:4"], UnsupportedError, "'awq' cannot share a checkpoint"),
         (["gguf:4", "rtn:4"], UnsupportedError, "'gguf' cannot share a checkpoint"),
         (["hqq:4", "rtn:4"], UnsupportedError, "'hqq' cannot be applied to some layers only.*gptq"),
-        (["none"], ConfigError, "leaves every layer as it is"),
+        (["none"], ConfigError, "changes no layer"),
     ],
 )
 def test_formats_that_do_not_go_together_are_refused(

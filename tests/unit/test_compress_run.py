@@ -90,7 +90,7 @@ def test_a_checkpoint_with_a_wrong_weight_is_not_published(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(WrongWeight(), monkeypatch)
-    with pytest.raises(ReloadMismatchError, match="does not compute what the compressed model in memory computed"):
+    with pytest.raises(ReloadMismatchError, match="does not reproduce the compressed model in memory"):
         compress_model(str(base), "spoiled", None, [], tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

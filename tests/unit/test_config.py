@@ -64,7 +64,7 @@ def test_a_file_takes_the_same_names_and_gives_way_to_what_is_given(tmp_path: Pa
     ("content", "words"),
     [
         ("limits: 3", "Did you mean 'limit'"),
-        ("- 1", "holds no names"),
+        ("- 1", "has no names"),
         ("a: [", "no YAML file"),
         (None, "no YAML file"),
     ],
@@ -153,7 +153,7 @@ def test_a_command_s_name_may_have_two_words(capsys: pytest.CaptureFixture[str])
     for given, got in ((["receipt"], "'nothing'"), (["list", "policies"], "'policies'")):
         assert main(given) == 2
         said = capsys.readouterr().err
-        assert "is followed by one of its commands. Allowed: " in said and f"Got: {got}" in said
+        assert "needs one of its commands. Allowed: " in said and f"Got: {got}" in said
 
 
 def test_settings_are_given_together(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ def test_what_was_answered_is_not_asked_again_after_a_failure(loaded: LoadedMode
             return Raw(b"{}", 503) if isinstance(messages, list) and len(messages) > 1 else None
 
         server.fault = second_turn_fails
-        with pytest.raises(EndpointError, match="What was answered before is kept"):
+        with pytest.raises(EndpointError, match="Earlier answers are saved"):
             generated(model)
         server.fault = lambda number, body: None
         begin = len(server.bodies)

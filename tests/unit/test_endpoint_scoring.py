@@ -153,7 +153,7 @@ def test_a_server_with_other_tokens_is_refused_and_the_first_is_named(kind: str,
     brown = loaded.tokenizer(" brown", add_special_tokens=False)["input_ids"][0]
     assert quick != brown
     ours = replace(loaded, tokenizer=_OtherWords(loaded.tokenizer, quick, brown))
-    with served_demo(loaded, kind=kind) as server, pytest.raises(AlignmentError, match="are not ours: token"):
+    with served_demo(loaded, kind=kind) as server, pytest.raises(AlignmentError, match="ours, first at token"):
         open_demo(server, ours)
 
 
@@ -189,7 +189,7 @@ def test_a_request_that_fails_for_good_is_one_error_and_keeps_the_rest(loaded: L
         server.fault = lambda number, body: (
             Raw(b'{"error": {"message": "no"}}', 400) if number == n_probed + 3 else None
         )
-        said = r"1 of .* requests to the served model failed.*The answers to \d+ of \d+ are kept"
+        said = r"1 of .* requests to the served model failed.*The answers to \d+ of \d+ are saved"
         with pytest.raises(EndpointError, match=said):
             EndpointScorer(served).score(requests, resume=tmp_path)
         n_failed = len(server.bodies)

@@ -151,5 +151,5 @@ def test_a_plan_says_what_screening_reads_writes_and_holds(
     winner = mc.plan(model=str(folder), **asked, **{**given, "save": "winner"})
     evaluated = [next(stage for stage in each.stages if stage.stage == "evaluate") for each in (winner, plan)]
     assert [stage.times for stage in evaluated] == [1, 2], "the winner alone is evaluated"
-    with pytest.raises(ConfigError, match="where a model does not fit into memory"):
+    with pytest.raises(ConfigError, match="only if the model does not fit into memory"):
         mc.plan(model=str(folder), **asked, save="passing", device="cpu")

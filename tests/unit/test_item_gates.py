@@ -105,9 +105,9 @@ def test_the_default_policy_is_four_checks_of_three_gates() -> None:
         (Policy(gates=(MetricGate(metric="distance/kl_mean", at_most=1),)), "KL has no upper bound"),
         (Policy(gates=(MetricGate(metric="perplexity/corpus", at_most=9),)), "Unknown metric key"),
         (Policy(gates=(MetricGate(metric="quality/perplexity", at_most=9),)), "no mean of one bounded value per item"),
-        (Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=5, bound="value"),)), "another end"),
+        (Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=5, bound="value"),)), "worse end"),
         (Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=0),)), "strictly between"),
-        (Policy(gates=(MetricGate(metric="judge/mt_bench", at_least=5),)), "asks no judge model"),
+        (Policy(gates=(MetricGate(metric="judge/mt_bench", at_least=5),)), "calls no judge model"),
         (Policy(require=Requirements(stages=("judge",))), "a stage that the gate does not run"),
         (Policy(anomalies=AnomalyRule(max_accuracy_gain=0.1)), "not decided item by item"),
     ],
@@ -130,7 +130,7 @@ def test_size_speed_and_memory_need_no_item() -> None:
 
 def test_a_gate_about_no_item_is_refused_and_a_margin_reads_as_in_a_promotion() -> None:
     policy = Policy(gates=(MetricGate(metric="distance/flips_pct", at_most=5, task="mmmlu"),))
-    with pytest.raises(ConfigError, match="is about no item"):
+    with pytest.raises(ConfigError, match="has no items"):
         check_places(item_policy(policy).checks, FULL.view, FULL.headline_families)
     policy = Policy(kl=None, gates=(), margins=(MarginGate(metric="distance/top1_agreement", margin=0.1),))
     [check] = item_policy(policy).checks

@@ -263,7 +263,7 @@ def growth(value, low, high, name=SLOPE.name):
 
 
 def test_the_verdict_speaks_of_a_sure_growth_alone():
-    said = "grows by 0.030 [0.010, 0.050] with each 1,000 tokens of a long context"
+    said = "grows by 0.030 [0.010, 0.050] per 1,000 tokens of a long context"
     text = verdict("x", results(growth(0.03, 0.01, 0.05)), size_ratio=0.5)
     assert said in text.replace("0.03 [0.01, 0.05]", "0.030 [0.010, 0.050]")
     floor = growth(0.001, -0.001, 0.002, str(SLOPE.floor))
@@ -296,7 +296,7 @@ def test_the_figure_has_a_line_per_length_in_the_order_of_lengths():
     lines = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
     assert [line.get_label() for line in lines] == ["512", "1k"]
     assert lines[0].get_xdata().tolist() == sorted(lines[0].get_xdata()) and len(lines[0].get_xdata()) == 8
-    assert drawing.title == "KL in long contexts: 0.15 nats, +0.1 with each 1,000 tokens before"
+    assert drawing.title == "KL in long contexts: 0.15 nats, +0.1 per 1,000 tokens of context"
 
 
 def test_logits_are_never_of_the_whole_context_and_the_kl_is_the_plain_one(monkeypatch):

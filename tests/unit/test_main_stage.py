@@ -120,7 +120,7 @@ def test_only_a_main_run_that_did_not_finish_is_resumed(tracker: Tracker) -> Non
     with tracker.run("x", "promote", {}) as run:
         pass
     tracker.client.update_run(run.run_id, status="FAILED")
-    with pytest.raises(ConfigError, match="holds no parameters"):
+    with pytest.raises(ConfigError, match="has no parameters"):
         resumed(MainConfig(resume=run.run_id), run.run_id, tracker, {})
 
 

@@ -18,7 +18,7 @@ from mlflow_compress.tracking.waiting import PatientClient, store_errors
         ("http://127.0.0.1:x", ["MLFLOW_TRACKING_URI"]),
         ("mysql://x", ["No module named 'MySQLdb'", "Install the package of that database"]),
         ("ftp://127.0.0.1", ["MLFLOW_TRACKING_URI"]),
-        ("sqlite:///.", ["is a folder, and no database", "MLFLOW_TRACKING_URI"]),
+        ("sqlite:///.", ["is a folder, not a database", "MLFLOW_TRACKING_URI"]),
     ],
 )
 def test_a_store_whose_address_cannot_be_read_is_one_error(

@@ -230,13 +230,13 @@ def test_where_thoughts_part_is_shown_with_what_was_concluded() -> None:
     kl = [0.0, 0.0, 0.25, 0.0, 9.0, 0.0, 0.001, 0.0]
     shown = thought_of(pieces, kl, 2, f"<think>{HOSTILE}answer is 5\nanswer is 6</think>6")
     assert (shown.right, shown.lost, shown.answers) == (("2 of 2", "0 of 2"), True, ("5 (2)", "7, 6"))
-    assert shown.parts == "the variant parts at token 3 of 8, where it would write '5'"
+    assert shown.parts == "the variant diverges at token 3 of 8, where it would write '5'"
     right, wrong = "concluded right", "concluded wrong"
     assert shown.baseline == [
         (f"{HOSTILE}answer is ", ""), ("4", f"h4 parts {wrong}"), ("\n", ""), ("answer is ", "h8"), ("5", right),
         ("</think>", ""), ("5", right),
     ]  # fmt: skip
-    assert shown.drawn == "a wrong answer, right in the thought"
+    assert shown.drawn == "a wrong answer, right in the reasoning"
     assert [(text, look) for text, look in shown.variant_text if look] == [("5", right), ("6", wrong), ("6", wrong)]
     for page in (
         render_report(title="t", verdict="v", results=[], thoughts=[shown]),

@@ -219,11 +219,11 @@ def test_thoughts_are_planned_with_all_that_the_baseline_draws_and_reads() -> No
 def test_answers_that_may_not_fit_are_said() -> None:
     given = {"model": str(SCALE / "qwen3-8b"), "tokenizer": "demo-thinks", "tasks": "thinking", "limit": 4}
     few, many = (mc.plan(**given, task_args={"thinking_max_new_tokens": n}, judge=False) for n in (1024, 16_384))
-    assert "Answers at their greatest length would need" not in few.as_text()
+    assert "Answers at their maximum length need" not in few.as_text()
     # 64 answers of 16,384 tokens behind 13, with keys and values of 36 layers, 8 heads and 128 numbers, and the weights
     least = 2 * (64 * (13 + 16_384) * 36 * 2 * 8 * 128 + many.parameters)
     assert least < many.stages[0].memory < 1.01 * least
-    assert f"Answers at their greatest length would need {many.stages[0].memory / 1e9:.0f} GB" in many.as_text()
+    assert f"Answers at their maximum length need {many.stages[0].memory / 1e9:.0f} GB" in many.as_text()
 
 
 def test_a_model_that_does_not_fit_has_no_seconds() -> None:

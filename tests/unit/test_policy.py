@@ -176,7 +176,7 @@ def test_equal_policies_have_one_hash(tmp_path: Path) -> None:
         ("objective: {by: utility}", "has no terms"),
         ("require: {stages: [bake]}", "unknown value"),
         ("champion: {require: best}", "'require' has an unknown value"),
-        ("just words", "holds no names"),
+        ("just words", "has no names"),
         ("kl: [", "names no YAML file"),
     ],
 )
@@ -377,7 +377,7 @@ def test_parameters_replace_a_file_s_bounds_and_a_misspelt_speed_is_refused() ->
 
 @pytest.mark.parametrize("bound", ["upper", "lower"])
 def test_an_end_of_what_has_no_interval_is_refused(bound: str) -> None:
-    with pytest.raises(ConfigError, match="reads what this number does not have"):
+    with pytest.raises(ConfigError, match="reads something that this number does not have"):
         gates_of(Policy(gates=(MetricGate(metric="size/bytes", at_most=1, bound=bound),)))  # type: ignore[arg-type]
 
 

@@ -276,7 +276,7 @@ def test_a_policy_s_target_must_read_it() -> None:
     for served_by, why in (
         (("vllm",), "read by vllm"),
         ((), "read by this package alone"),
-        (None, "nobody knows who reads it"),
+        (None, "it is not known what loads it"),
         (("llama.cpp", "vllm"), ""),
     ):
         one = replace(CHOSEN, served_by=served_by, metrics={**CHOSEN.metrics, **known})

@@ -105,7 +105,7 @@ def test_the_harness_style_is_lm_eval_s_mmlu_byte_for_byte(
 def test_the_first_style_asks_and_every_style_asks_with_e_and_f(tmp_path: Path) -> None:
     found = suite(tmp_path, rows(), replace(SETTINGS, prompt_style="shared,base,task", all_orders=2)).tasks
     assert [(task.name, task.family, len(task.items)) for task in found] == [
-        ("mine_base", "lettered", 5),  # "shared" speaks of six options, which the plain questions have not
+        ("mine_base", "lettered", 5),  # "shared" mentions six options, which the plain questions have not
         ("mine_shared_six", "lettered_six", 5),
         ("mine_base_six", "lettered_six", 5),
         ("mine_task_six", "lettered_six", 5),
@@ -173,7 +173,7 @@ def test_broken_rows_are_named(tmp_path: Path, changed: dict[str, Any], words: s
     [
         ("hendriks", "Unknown prompt style.*Did you mean 'hendrycks'"),
         ("base,base", "names a style twice"),
-        ("shared", "speaks of six options.*prompt_style=base,shared"),
+        ("shared", "mentions six options.*prompt_style=base,shared"),
     ],
 )
 def test_styles_that_cannot_be_are_refused(tmp_path: Path, prompt: str, words: str) -> None:

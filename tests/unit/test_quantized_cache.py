@@ -359,7 +359,7 @@ def test_a_cache_of_a_recipe_that_cannot_be_is_refused(base: Path, tmp_path: Pat
     refused(ConfigError, r"cache of an unknown layer. Allowed: 0 to 1. Got: 2", "rtn", {"2": {}})
     refused(ConfigError, r"cache of an unknown layer. Allowed: numbers from 0. Got: 'first'", "rtn", {"first": {}})
     refused(ConfigError, r"key_bits.*16, 8, 4, 3, 2", "rtn", {"0": {"key_bits": 5}})
-    refused(ConfigError, "leaves every layer as it is", "none", {})
+    refused(ConfigError, "changes no layer", "none", {})
     # What the weights move would hide it later: at once it is refused that no number is rounded.
     whole = {"0": {"keys_per": "channel", "token_group": 4096, "value_bits": 16}}
     refused(UnsupportedError, r"The cache is not applied.*caches in 1 of 2 layers", "rtn", whole)

@@ -118,7 +118,7 @@ CANNOT = "cannot be applied to some layers only.*gptq.*nvfp4.*rtn"
         ("bnb-nf4", {}, "any", CANNOT),
         ("hqq", {}, "any", CANNOT),
         ("gptq", {"backend": "gptqmodel"}, "any", CANNOT),
-        ("gguf", {"embeddings": True}, "any", "formats of linear layers only"),
+        ("gguf", {"embeddings": True}, "any", "formats for linear layers only"),
         ("awq", {"bits": 4}, "vllm-cpu", "CPU.*not 8"),
         ("nvfp4", {}, "llama.cpp", "llama.cpp does not read"),
     ],
@@ -205,7 +205,7 @@ def test_a_repair_that_finds_nothing_says_why_and_exits_with_3() -> None:
     assert found.summary == "rtn-3bit cannot be repaired: not even rtn-8bit passes, the largest mixture: speed: no"
     assert "promote" not in found.as_text()
     as_it_is = repair(passed=True)
-    assert as_it_is.exit_code == 0 and as_it_is.summary == "rtn-3bit passes the policy as it is: nothing was made"
+    assert as_it_is.exit_code == 0 and as_it_is.summary == "rtn-3bit already passes the policy: nothing was made"
 
 
 def test_what_a_repair_takes_from_its_run_and_what_is_no_repair_are_refused(tmp_path: Any) -> None:
@@ -216,5 +216,5 @@ def test_what_a_repair_takes_from_its_run_and_what_is_no_repair_are_refused(tmp_
     (tmp_path / "policy.yaml").write_text("{}")
     with pytest.raises(ConfigError, match="A policy decides about a repair only"):
         search(bits_per_weight="4", policy=str(tmp_path / "policy.yaml"))
-    with pytest.raises(ConfigError, match="no id of a run"):
+    with pytest.raises(ConfigError, match="not the id of a run"):
         search(repair="nothing")

@@ -229,7 +229,7 @@ def test_findings_of_margins_zeros_forks_and_many_categories_by_hand():
     forks = Forks(np.array([2, 4, 6, 9]), np.array([True, True, False, False]))
     title = distances.draw_answers_part(forks, level=0.95).title
     same = distances.draw_answers_part(Forks(np.array([3]), np.array([False])), level=0.95).title
-    assert title == "Half of the greedy answers have parted by token 4; 2 of 4 greedy answers are the same to the end"
+    assert title == "Half of the greedy answers have diverged by token 4; 2 of 4 greedy answers are the same to the end"
     assert same == "1 of 1 greedy answers are the same to the end"
     groups = [(f"c{i:02d}", Flips(n=100, n_correct=0, c2w=i, w2c=1, w2w=None)) for i in range(distances.MOST + 7)]
     drawing = distances.draw_categories(groups)

@@ -80,7 +80,7 @@ def test_the_kl_is_shown_with_what_the_gate_reads():
     assert rows["KL, items (nats)"].difference == "0.0200"
     assert rows["KL per item, clipped (nats)"].difference == "0.015 [0.010, 0.020]"
     assert rows["Items above the clip"].difference == "0.3 % [0.1, 1.9]"
-    sentence = "The mean KL has no interval, as items are above the clip: gates read the clipped KL and those items."
+    sentence = "The mean KL has no interval, as items are above the clip: gates read the clipped KL and their share."
     assert sentence in " ".join(headline.footnotes(by_name(alone, item, clipped, above)))
     assert headline.footnotes(by_name(kl, item, clipped, above)) == []
     # Equal models have no tail to distrust; without the values that replace it nothing is claimed about a gate.

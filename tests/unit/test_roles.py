@@ -97,15 +97,15 @@ def test_an_approval_is_refused_once_the_decision_no_longer_holds(tracker: Track
     first = waits(tracker)
     other = tmp_path / "policy.yaml"
     other.write_text("kl: none\n")
-    with pytest.raises(ConfigError, match="no longer holds: the policy is another one"):
+    with pytest.raises(ConfigError, match="no longer valid: the policy has changed"):
         mc.approve(1, by="Ada", model="llama", policy=other)
     tracker.client.set_model_version_tag(NAME, "1", "policy", "f" * 64)
-    with pytest.raises(ConfigError, match="no longer holds: the policy is another one"):
+    with pytest.raises(ConfigError, match="no longer valid: the policy has changed"):
         mc.approve(1, by="Ada", model="llama")
     tracker.client.set_model_version_tag(NAME, "1", "policy", Policy().sha256)
     tracker.client.copy_model_version(f"models:/{NAME}/1", NAME)
     tracker.client.set_registered_model_alias(NAME, "champion", "2")  # by hand
-    with pytest.raises(ConfigError, match=r"'champion' was moved since. Allowed: version None. Got: 'version 2'"):
+    with pytest.raises(ConfigError, match=r"'champion' has moved since. Allowed: version None. Got: 'version 2'"):
         mc.approve(1, by="Ada", model="llama")
     tracker.client.delete_registered_model_alias(NAME, "champion")
     finished(tracker, "second", size=200)

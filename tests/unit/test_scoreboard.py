@@ -458,4 +458,4 @@ def test_a_seed_that_was_given_is_told() -> None:
     found = board(replace(variant("a", kl=1), seed="7"), replace(variant("b", kl=2), seed="7"), variant("c", kl=3))
     [warning] = found.warnings
     assert (warning.kind, warning.variants) == ("given_seed", ("a", "b"))
-    assert warning.text == "seed 7 was given: of many seeds, one may show what is wanted"
+    assert warning.text == "seed 7 was given: of many seeds, one may show the wanted result"

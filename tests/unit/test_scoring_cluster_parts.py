@@ -137,7 +137,7 @@ def test_workers_that_spread_a_model_are_told_how_much_memory_is_theirs() -> Non
     request = ModelRequest(address="demo", source=SourceConfig(device="balanced"))
     started = RayEngine()
     started._workers = SimpleNamespace(device="cpu")  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="how much of it is its own"):
+    with pytest.raises(ConfigError, match="each worker's share must be given"):
         started.open(request)
 
 
@@ -409,7 +409,7 @@ def test_workers_that_would_compute_other_numbers_are_refused(
 
     ray.wait = lambda references, **_: (references[:1], references[1:])  # type: ignore[method-assign]
     workers = Workers(ray, 2, make, code=code)  # type: ignore[arg-type]
-    with pytest.raises(WorkerError, match=f"differ in {differs}: records would depend on who computes"):
+    with pytest.raises(WorkerError, match=f"differ in {differs}: records would depend on the worker"):
         workers.run(9, lambda number: WorkerCall("work", (number,)), lambda number, result: None)
 
 
@@ -417,14 +417,15 @@ def test_a_cluster_without_a_place_is_an_error_after_a_while(monkeypatch: pytest
     ray = FakeRay([])
     monkeypatch.setattr(ray, "wait", lambda references, **_: ([], references))
     monkeypatch.setattr(workers_module, "_START_SECONDS", 0.0)
-    with pytest.raises(WorkerError, match="The cluster had no place for a worker within 0 seconds"):
+    with pytest.raises(WorkerError, match="The cluster had no room for a worker within 0 seconds"):
         _ = Workers(ray, 2, ray.make).described  # type: ignore[arg-type]
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
-        MissingDependencyError, match=r"needs what is not installed: ray\. Run: pip install 'mlflow-compress\[ray\]'"
+        MissingDependencyError,
+        match=r"packages that are not installed: ray\. Run: pip install 'mlflow-compress\[ray\]'",
     ):
         connected(EngineConfig(engine="ray")).__enter__()
 

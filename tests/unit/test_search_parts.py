@@ -67,7 +67,7 @@ def test_k_quants_of_a_search_are_pure(tmp_path: Path) -> None:
     assert found[0].described["mix"] == "pure" and found[0].described["native"] is True
     choice.require_mixable(config, found, SOURCE)
     mixed, _ = choice.candidates(SearchConfig(formats="gguf-k:3,gguf-k:4", method_args="mix=M"))
-    with pytest.raises(ConfigError, match="mixes no types"):
+    with pytest.raises(ConfigError, match="cannot mix types"):
         choice.require_mixable(config, mixed, SOURCE)
 
 
@@ -75,7 +75,7 @@ def test_k_quants_of_a_search_are_pure(tmp_path: Path) -> None:
     ("formats", "error", "message"),
     [
         ("gptq:4,gptq:4", ConfigError, "two different formats"),
-        ("gptq:4,gptq:", ConfigError, "no METHOD:BITS"),
+        ("gptq:4,gptq:", ConfigError, "must be METHOD:BITS"),
     ],
 )
 def test_wrong_formats_are_refused(formats: str, error: type[Exception], message: str) -> None:
@@ -142,7 +142,7 @@ def test_caches_are_groups_whose_formats_are_columns() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"bits_per_weight": "4"}, "bits_per_weight counts no cache. Allowed: max_bytes or max_kl"),
+        ({"bits_per_weight": "4"}, "bits_per_weight does not count caches. Allowed: max_bytes or max_kl"),
     ],
 )
 def test_what_does_not_go_with_caches_is_refused(given: dict[str, Any], message: str) -> None:

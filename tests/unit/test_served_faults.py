@@ -143,9 +143,7 @@ def test_a_fault_is_asked_again_and_refused_by_name_when_it_persists(
             EndpointScorer(served).score(requests_(), resume=tmp_path / "persisting")
         n_kept = len(server.bodies) - begin - (RETRIES + 1)
         assert f"({reason} 1)" in str(error.value) and f"Tried {RETRIES + 1} times" in str(error.value)
-        assert f"{n_kept} of " in str(error.value) and "the same command again asks only for the rest" in str(
-            error.value
-        )
+        assert f"{n_kept} of " in str(error.value) and "the same command asks only for the rest" in str(error.value)
         assert len(str(error.value)) < 600 and injected[reason] == RETRIES + 1
     finally:
         server.fault = lambda number, body: None
@@ -245,7 +243,7 @@ def test_a_refused_key_ends_it_at_once_and_midway_with_what_is_kept(
             open_demo(server, loaded)
         assert len(server.bodies) == begin + 1
         server.fault = lambda number, body: refusal if number >= begin + 4 else None
-        said = r"refused the key \(HTTP 401\).*The answers to 3 of \d are kept: the same command again"
+        said = r"refused the key \(HTTP 401\).*The answers to 3 of \d are saved: the same command"
         with pytest.raises(EndpointError, match=said):
             EndpointScorer(served).score(requests_(), resume=tmp_path)
         assert len(server.bodies) == begin + 5

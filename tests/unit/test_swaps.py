@@ -136,7 +136,7 @@ def test_what_is_kept_stays_within_its_bound_whatever_the_depth() -> None:
         assert n_layers == kept.n_layers
         kept.forget()
         assert not kept._kept
-    with pytest.raises(ConfigError, match="does not hold the output of one layer"):
+    with pytest.raises(ConfigError, match="cannot hold the output of one layer"):
         KeptOutputs(body, 24, one - 1)
 
 

@@ -297,7 +297,7 @@ def test_a_helper_process_that_has_ended_is_a_clear_error_and_no_broken_pipe(tmp
 
 @pytest.mark.parametrize(
     ("more", "why"),
-    [({"replicates": 2}, "The makes of a variant are compared on all items"), ({}, "Served models are scored on all")],
+    [({"replicates": 2}, "Replicates of a variant are compared on all items"), ({}, "Served models are scored on all")],
 )
 def test_a_sweep_that_cannot_draw_its_items_is_refused_at_once(
     more: dict[str, int], why: str, tracker: Tracker

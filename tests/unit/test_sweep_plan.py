@@ -52,7 +52,7 @@ def test_equal_settings_are_one_variant_and_a_package_that_is_not_installed_is_a
     assert names(methods=["rtn", "rtn"], bits=["auto", 4], group_size=[128, 64])[0] == ["rtn-4bit-g128", "rtn-4bit-g64"]
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     made, left_out = names(methods="none,rtn", bits="4")
-    assert made == ["none"] and "needs what is not installed" in left_out["rtn bits=4"]
+    assert made == ["none"] and "needs packages that are not installed" in left_out["rtn bits=4"]
 
 
 def test_a_grid_gives_axes_per_method(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_grid_gives_axes_per_method(tmp_path: Path) -> None:
         ("- rtn", "no list of entries"),
         ("- {bits: 4}", "needs 'method' or 'methods'"),
         ("- {method: rtn, methods: [awq]}", "needs 'method' or 'methods'"),
-        ("- {method: rtn, limit: 5}", "a parameter that is no axis.*limit"),
+        ("- {method: rtn, limit: 5}", "a parameter that is not an axis.*limit"),
         ("- {method: rtn, bits: []}", "has no values.*bits"),
         ("- {method: rtm}", "Did you mean 'rtn'"),
         ("- {method: rtn, bits: 4.5}", "'bits' must be a whole number"),
@@ -96,7 +96,7 @@ def test_a_broken_grid_is_one_clear_error(text: str, message: str, tmp_path: Pat
 
 def test_axes_stand_in_the_grid_or_beside_it_not_both(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text("- {method: rtn}")
-    with pytest.raises(ConfigError, match="'bits' is given beside a grid"):
+    with pytest.raises(ConfigError, match="'bits' conflicts with a grid"):
         names(grid=str(tmp_path / "grid.yaml"), bits="4")
 
 

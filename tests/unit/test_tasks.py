@@ -339,7 +339,7 @@ def test_vicuna_bench_in_fastchat_s_layout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["auto", "mt-bench"])
 def test_other_instructions_are_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match=r"default for the embedded models only|names no set and no file"):
+    with pytest.raises(ConfigError, match=r"default for the embedded models only|names neither a set nor a file"):
         find_instructions(given, model="m", settings=SETTINGS)
 
 

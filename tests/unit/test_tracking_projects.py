@@ -185,8 +185,8 @@ def test_ctrl_c_says_at_once_what_is_kept_and_a_stage_leaves_that_to_its_main_pr
 ) -> None:
     done = python("-c", INTERRUPTED, cwd=tmp_path, **({STARTED_IN: "x"} if stage else {}))
     said = (
-        "mlflow-compress: interrupted. What is computed is kept: go on with the same command, or with "
-        "`mlflow-compress resume`; runs are closed now\n"
+        "mlflow-compress: interrupted. Computed results are saved: continue with the same command or "
+        "`mlflow-compress resume`; closing runs\n"
     )
     assert (done.returncode, done.stderr) == (130, "" if stage else said)
 

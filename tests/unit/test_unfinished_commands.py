@@ -140,7 +140,7 @@ def test_resume_does_them_again(tracker: Tracker, monkeypatch: pytest.MonkeyPatc
         ("failed", "there is no such model."),
     ]
     assert done.exit_code == 1 and len(done.to_pandas()) == 2
-    assert run_resume(ResumeConfig()).summary.startswith("Nothing is left to do")
+    assert run_resume(ResumeConfig()).summary.startswith("Nothing to resume")
 
 
 def test_what_breaks_off_again_stays_and_holds_up_nothing(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_what_breaks_off_again_stays_and_holds_up_nothing(tracker: Tracker, monk
     assert left.parameters["model"] == "one"
     pattern = left.path.with_name(f"{left.key}.*")
     assert done.commands[0].outcome == (
-        f"nobody has foreseen it. It stays on the list. To give it up, delete {pattern}"
+        f"nobody has foreseen it. It stays on the list; to abandon it, delete {pattern}"
     )
 
 
@@ -249,7 +249,7 @@ def test_a_run_that_finished_before_its_note_went_is_not_done_again(
     for dry_run in (True, False):
         done = run_resume(ResumeConfig(dry_run=dry_run))
         assert done.summary == "1 command: 1 finished" and done.exit_code == 0
-        assert done.commands[0].outcome == f"Run {finished} had finished, and was killed before it could say so"
+        assert done.commands[0].outcome == f"Run {finished} had finished, but was killed before it could report it"
     assert unfinished_commands(tracker.uri) == []
     assert tracker.find_unfinished("main") == []
 

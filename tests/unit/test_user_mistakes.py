@@ -42,7 +42,7 @@ MISTAKES: dict[str, tuple[Call, tuple[str, ...]]] = {
     "a generator of rows": (lambda: mc.evaluate("f", tasks=(r for r in [ROW])), ("only once", "tasks=list(...)")),
     "an iterator of tasks": (lambda: mc.evaluate("f", tasks=iter(["demo"])), ("only once", "tasks=list(...)")),
     "a row that is a text": (lambda: mc.evaluate("f", tasks=[ROW, "x"]), ("mixes rows", "a list of dictionaries")),
-    "a set in a row": (lambda: mc.evaluate("f", tasks=[{**ROW, "choices": {"2"}}]), ("JSON has no form", "set")),
+    "a set in a row": (lambda: mc.evaluate("f", tasks=[{**ROW, "choices": {"2"}}]), ("JSON cannot store", "set")),
     "another name of a column": (
         lambda: mc.evaluate("f", tasks=[OPTIONS]),
         ("tasks[0]:", "lettered: question+choices+answer", "'choices' for 'options'"),
@@ -73,7 +73,7 @@ MISTAKES: dict[str, tuple[Call, tuple[str, ...]]] = {
     "a model as a run": (lambda: mc.report(Network()), ("'runs' must be a path, an id or a result", "Network")),
     "a word as bits": (lambda: mc.compress("demo", "rtn", bits="four"), ("'bits'", "'four'", "auto")),
     "a typo in a gate": (lambda: mc.promote(policy={"gate": []}), ("parameter 'policy'", "'gates'")),
-    "a number in a policy": (lambda: mc.promote(policy={5: 1}), ("what is no name", "gates")),
+    "a number in a policy": (lambda: mc.promote(policy={5: 1}), ("a key that is no text", "gates")),
     "a number as a policy": (lambda: mc.gate("f", policy=5), ("'policy'", "5")),
     "a reserved alias": (lambda: mc.promote(alias="latest"), ("alias is reserved",)),
 }

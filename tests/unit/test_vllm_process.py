@@ -94,7 +94,7 @@ def test_a_refused_model_is_vllms_reason_and_a_torchvision_for_cuda_is_the_envir
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(vllm_process, "VLLM_WORKER", fake_worker(tmp_path))
-    reason = "vLLM does not load this checkpoint: ValueError: no kernel for these weights"
+    reason = "vLLM cannot load this checkpoint: ValueError: no kernel for these weights"
     with pytest.raises(UnsupportedError, match=reason):
         VllmProcess(sys.executable, {"model": "refused"})
     cure = r"environment of vLLM does not work: operator torchvision::nms.*-m pip uninstall -y torchvision torchaudio"
@@ -111,7 +111,7 @@ def test_a_missing_kernel_is_found_before_the_baseline_is_scored_and_names_the_p
     monkeypatch.setattr(vllm_environment, "installed", lambda python: environment)
     variant = mc.compress("demo", method="rtn", output_dir=str(tmp_path / "out"), store=tmp_path / "runs")
     processor = rounding_identity(torch.device("cpu"))["processor"]
-    with pytest.raises(UnsupportedError, match=f"does not run it.*cpu_gemm_wna16.*AVX-512, and this is {processor}"):
+    with pytest.raises(UnsupportedError, match=f"cannot run it.*cpu_gemm_wna16.*AVX-512, and this is {processor}"):
         mc.evaluate(
             variant,
             engine="vllm",

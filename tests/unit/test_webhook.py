@@ -154,7 +154,7 @@ def test_a_version_of_no_variant_and_a_decision_that_cannot_be_made_are_said(
     assert post(receiver, delivery("1")) == 202
     [pending] = receiver._deliveries.pending()
     receiver.decide(pending)
-    assert "is of no main run" in tracker.client.get_model_version(NAME, "1").tags["verdict"]
+    assert "belongs to no main run" in tracker.client.get_model_version(NAME, "1").tags["verdict"]
     assert receiver._deliveries.pending() == [] and verdicts(tracker) == {}
 
 

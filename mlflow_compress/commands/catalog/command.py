@@ -55,7 +55,7 @@ def tasks() -> "Catalog":
 
 @register_command(
     "policy",
-    description="Print the promotion policy that decides, every value explained.",
+    description="Print a promotion policy with every value explained; without a file, the default policy.",
     within="promote",
     heading="decide",
     place=19,

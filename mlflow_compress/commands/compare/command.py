@@ -97,7 +97,7 @@ def load(source: PathOrText, *, store: StoreLike = None) -> "Evaluation":
 
 @register_command(
     "forecast",
-    description="Say how many answers of a variant will flip on items that it was not run on, without any model.",
+    description="Predict how many answers of a variant flip on items that it was not run on, without any model.",
     heading="look",
     place=18,
     project=False,

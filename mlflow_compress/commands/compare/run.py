@@ -192,7 +192,7 @@ def compare(baseline: str, variant: str, store: str | None = None) -> Comparison
         _check_comparable(read_metadata(left), read_metadata(right))
         return Comparison(answer_files.compare_records(RunRecords.read(left), RunRecords.read(right)), names)
     if isinstance(left, Path) or isinstance(right, Path):
-        raise AlignmentError("One side holds records and the other answers", fix="Give two of the same kind")
+        raise AlignmentError("One side has records and the other answers", fix="Give two of the same kind")
     (before, of_left), (after, of_right) = left, right
     _check_comparable(of_left, of_right)
     return Comparison(answer_files.compare_answers(before, after), names)
@@ -221,7 +221,7 @@ def from_run(run_id: str, store: "Tracker | str | None" = None) -> Evaluation:
     stage = run.tags.get(run_names.STAGE)
     if stage not in ("evaluate", "baseline"):
         raise ConfigError(
-            "This run holds no evaluation", allowed=_LOAD_EVALUATION_ACCEPTED, got=f"{run_id}, a run of stage {stage}"
+            "This run has no evaluation", allowed=_LOAD_EVALUATION_ACCEPTED, got=f"{run_id}, a run of stage {stage}"
         )
     results = tuple(stored_results(opened, run.run_id))
     records = opened.fetch(run.run_id, RECORDS)

@@ -25,19 +25,19 @@ class DiagnosisConfig(Group):
     )
     noise_control: bool = option(
         True,
-        "also measure Gaussian noise of the same size on each group (doubles the time): size or direction?",
+        "also measure Gaussian noise of the same size on each group, as a control (doubles the time)",
         within=_DIAGNOSIS_ARGS,
     )
     state_memory: float = option(
         1.0,
-        "GiB of memory for the baseline's states, so that only the layers behind a swap are computed",
+        "GiB of memory for the baseline's states, so that only the layers after a swap are computed",
         gt=0,
         within=_DIAGNOSIS_ARGS,
     )
 
 
 class DiagnoseConfig(Parameters):
-    """Where a variant's movement comes from: each group of weights alone, and the text on which it moves."""
+    """Find where a variant's movement comes from: which groups of weights, and on which text."""
 
     source: SourceConfig = SourceConfig()
     compression: CompressionConfig = CompressionConfig()

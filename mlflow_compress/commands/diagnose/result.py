@@ -32,7 +32,7 @@ class Advice:
     @property
     def text(self) -> str:
         if not self.keep:
-            return "Its linear layers carry less than half of what moves, so that more bits for them would not help."
+            return "Its linear layers carry less than half of the movement, so more bits for them would not help."
         groups = self.keep[0] if len(self.keep) == 1 else f"{', '.join(self.keep[:-1])} and {self.keep[-1]}"
         shares = f"{100 * self.weights:.2g} % of the weights carry {100 * self.share:.0f} % of what the groups move"
         recipe = f" No recipe is written: {self.no_recipe}." if self.no_recipe else ""

@@ -241,7 +241,7 @@ def _write_diagnosis(
                 "tokens measured": diagnosis.results.whole.n,
                 "groups with the baseline's weights": len(diagnosis.unchanged),
                 "every layer computed for every group because": diagnosis.whole_model_reason
-                or "only those behind a swap were",
+                or "only those after a swap were",
                 "seconds": round(diagnosis.seconds, 1),
                 "run": diagnosis.run.run_id,
             },
@@ -352,7 +352,7 @@ def _running_text(suite: Suite, tasks: str) -> list[Corpus]:
     corpora = [corpus for corpus in suite.corpora if isinstance(corpus, Corpus)]
     if not corpora or len(corpora) < len(suite.corpora):
         raise ConfigError(
-            "A diagnosis needs running text that is there already",
+            "A diagnosis needs an existing text corpus",
             allowed="tasks with a corpus: demo, wikitext2, or a file such as corpus.txt",
             got=tasks,
             fix="Add a corpus to 'tasks', and leave 'traces' out",
@@ -420,10 +420,10 @@ def _measure(
     whole, together = groups.whole.value, groups.together.value
     if abs(whole - together) > _SAME * max(whole, 1e-6):
         raise AlignmentError(
-            "All groups together are not the variant: it differs in something that is in none of them",
+            "All groups together do not give the variant: it differs in something that no group contains",
             allowed=f"a KL of {whole:.6g}, within rounding",
             got=f"{together:.6g}",
-            fix="Evaluate it as a whole instead (mlflow-compress evaluate)",
+            fix="Evaluate the complete variant instead (mlflow-compress evaluate)",
         )
     return records, groups, meter.whole_model_reason
 

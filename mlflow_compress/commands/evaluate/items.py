@@ -75,7 +75,7 @@ def with_chat_template(tokenizer: Any, suite: Suite, system: str = "", folder: P
 def _require_thinking_can_be_off(chat: ChatFormat) -> None:
     if chat.prompt(["question"], enable_thinking=False) == chat.prompt(["question"], enable_thinking=True):
         raise CheckpointError(
-            "The baseline cannot be asked not to think: its chat template does not read enable_thinking",
+            "The baseline's reasoning cannot be turned off: its chat template does not read enable_thinking",
             fix="Leave out enable_thinking=false, or take another model",
         )
 

@@ -19,13 +19,11 @@ class GateConfig(Parameters):
     checkpoint: OptionalText = option(None, groups.CHECKPOINT_OR_SERVED, path="folder")
     policy: OptionalText = option(
         None,
-        "YAML file that decides; none: the default policy, which `mlflow-compress promote policy` prints",
+        "YAML file of the policy; none: the default policy, which `mlflow-compress promote policy` prints",
         path="file",
     )
     min_decode_speedup: Bound = like(PromoteConfig, "min_decode_speedup")
     max_memory_ratio: Bound = like(PromoteConfig, "max_memory_ratio")
-    error: float = option(0.05, "probability that any early verdict is wrong, at most", gt=0, lt=1)
-    block: int = option(20, "items per block: the gate looks after each", ge=1)
-    output: OptionalText = option(
-        None, "folder that receives verdict.json and verdict.md; none: the run alone has them"
-    )
+    error: float = option(0.05, "largest probability that any early verdict is wrong", gt=0, lt=1)
+    block: int = option(20, "items per block; the gate checks after each block", ge=1)
+    output: OptionalText = option(None, "folder that receives verdict.json and verdict.md; none: only the run has them")

@@ -398,7 +398,7 @@ def _verdict_of_gate(work: _GateWork, so_far: _ChecksSoFar, label: str, run: Run
         answer = PolicyAnswer(word="fails", why=names or "it is anomalous")
     given = f" Seed {seed}." if (seed := work.conditions.get("seed")) else ""
     sentence = f"{made.label}: {answer.text()}; {after}.{given}"
-    undecided = "Gates that are undecided were not needed: one that fails is enough."
+    undecided = "One failed gate is enough; the other gates stay undecided."
     return GateVerdict(
         passed=passed,
         verdict=sentence,

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class _GcConfig(Parameters):
-    """Show which runs of a store may be deleted, and what that frees; delete them if asked, for `mlflow gc`."""
+    """Show which runs of a store can be deleted, and the space this frees; mark them for `mlflow gc` if asked."""
 
-    older_than: int = option(90, "days since a run ended, before which it stays", ge=0)
-    base_model: OptionalText = option(None, "name of the baseline whose runs are looked at; none: of all")
-    delete: bool = option(False, "true deletes; otherwise it is a dry run")
+    older_than: int = option(90, "days; a run that ended more recently stays", ge=0)
+    base_model: OptionalText = option(None, "only runs of the baseline with this name; none: of all")
+    delete: bool = option(False, "true marks the runs as deleted; false is a dry run")
 
 
 @register_command("gc", _GcConfig, heading="keep", place=27, project=False)

@@ -30,7 +30,7 @@ class Retention(Tabular):
         what = f"{n:,} {'run' if n == 1 else 'runs'} with {bytes_text(self.size_bytes)}"
         if self.deleted:
             return f"Deleted: {what}. `mlflow gc` frees the space; until then `mlflow runs restore` brings a run back."
-        return f"May be deleted: {what}. Nothing was changed (--delete true deletes)."
+        return f"Can be deleted: {what}. Nothing was changed (--delete true deletes)."
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:
         return [{**asdict(run), "models": len(run.models)} for run in self.runs]

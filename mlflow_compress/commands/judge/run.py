@@ -138,7 +138,7 @@ def _answer(
     greedy, decoded, skipped = dict[str, RunRecords](), None, list[str]()
     if not (base.abilities.whole_distributions and compressed.abilities.whole_distributions):
         judges = {name: opened for name, opened in judges.items() if name not in greedily}
-        skipped += [f"{name}: a server shows no whole distributions" for name in greedily]
+        skipped += [f"{name}: a server shows no complete distributions" for name in greedily]
     elif greedily:
         decoded = runs.baseline_greedy()
     answers_run, fresh, variant = runs.variant(run, compressed)
@@ -298,7 +298,7 @@ def _judge(
 
 def _with_account(text: str, values: Mapping[str, float], run: TrackedRun) -> str:
     """Return why the stage fails, with what it took until then."""
-    return f"{text.rstrip('.')}. Account: {account_text(values)}; every reply is kept; run {run.run_id}"
+    return f"{text.rstrip('.')}. Account: {account_text(values)}; every reply is saved; run {run.run_id}"
 
 
 def run_judge(config: JudgeConfig, store: Tracker | str | None = None, say: Say = silent) -> AnswerEvaluation:

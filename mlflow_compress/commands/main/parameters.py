@@ -12,7 +12,7 @@ LogWeights = Literal["auto", "true", "false"]
 
 
 class MainConfig(Parameters):
-    """quantize -> evaluate -> judge -> speed for one variant, under one parent run; a served one is not quantized."""
+    """quantize -> evaluate -> judge -> speed for one variant, under one parent run; a served model is not quantized."""
 
     source: groups.SourceConfig = groups.SourceConfig()
     compression: groups.CompressionConfig = groups.CompressionConfig()
@@ -29,9 +29,9 @@ class MainConfig(Parameters):
     speed: bool = option(True, "run the speed stage")
     log_weights: LogWeights = option(
         "auto",
-        "store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referred to by path",
+        "store the checkpoint with the registered model; 'auto' does up to 2 GiB, larger ones are referenced by path",
     )
-    resume: OptionalText = option(None, "id of a main run that failed: run only the stages that it lacks, then publish")
+    resume: OptionalText = option(None, "id of a main run that failed: run only its missing stages, then publish")
 
     @property
     def is_served(self) -> bool:

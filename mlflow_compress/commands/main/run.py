@@ -93,7 +93,7 @@ def check_served(config: MainConfig) -> None:
         unused = value != getattr(default, name) and (name, value) != ("method", "checkpoint")
         if unused and name not in _OF_SERVED:
             raise ConfigError(
-                f"Parameter {name!r} is given beside a served model, which is not compressed here",
+                f"Parameter {name!r} is given for a served model, which is not compressed here",
                 got=as_text(config)[name],
                 fix="Leave it out",
             )
@@ -201,7 +201,7 @@ def resumed(config: MainConfig, run_id: str, tracker: Tracker, finished: Collect
     try:
         stored = tracker.fetch_json(run_id, run_names.PARAMETERS)
     except TrackingError as error:
-        raise ConfigError("This run cannot be resumed: it holds no parameters", got=run_id) from error
+        raise ConfigError("This run cannot be resumed: it has no parameters", got=run_id) from error
     if run.info.status in ("FINISHED", "RUNNING"):
         raise ConfigError(
             f"Run {run_id} is {run.info.status}",

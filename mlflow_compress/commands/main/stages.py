@@ -112,7 +112,7 @@ _WHAT = {
     "quantize": "compresses the model and loads it again to check it",
     "evaluate": "scores both models on the same items",
     "judge": "lets both models answer the instructions",
-    "speed": "times both models in turn in the runtime that the variant is meant for",
+    "speed": "times both models alternately in the runtime of the variant's format",
 }
 
 

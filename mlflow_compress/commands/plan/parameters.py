@@ -12,43 +12,43 @@ from mlflow_compress.config.declarations import Group, OptionalText, OrNone, Par
 AutoOrNumber = Annotated[float, Field(gt=0)] | Literal["auto"]
 
 
-_MACHINE_ARGS = Together("machine_args", "what the work would run on, and how long answers are: name=value,name=value")
+_MACHINE_ARGS = Together("machine_args", "the machine, and how long answers are: name=value,name=value")
 
 
 class _MachineConfig(Group):
-    """What the work would run on. Give what a device sustains, not its data sheet's peak."""
+    """The machine. Give what a device sustains, not the peak of its data sheet."""
 
     devices: int = option(1, "GPUs, or machines without one", ge=1)
     device_memory: AutoOrNumber = option(
-        "auto", "GiB of one device; auto: 80, and with device=cpu the memory of this machine", within=_MACHINE_ARGS
+        "auto", "GiB of one device; auto: 80, with device=cpu the memory of this machine", within=_MACHINE_ARGS
     )
     device_tflops: AutoOrNumber = option(
         "auto",
-        "10^12 operations a second that one device sustains in the dtype; auto: 400, as an H100 in bfloat16, and with "
-        "device=cpu what this machine is measured to do in float32",
+        "10^12 operations per second that one device sustains in the dtype; auto: 400 (an H100 in bfloat16), with "
+        "device=cpu measured on this machine in float32",
         within=_MACHINE_ARGS,
     )
     device_bandwidth: AutoOrNumber = option(
         "auto",
-        "TB a second that one device reads of its own memory; auto: 2.5, as an H100, and with device=cpu what this "
-        "machine is measured to do",
+        "TB per second that one device reads from its own memory; auto: 2.5 (an H100), with device=cpu measured on "
+        "this machine",
         within=_MACHINE_ARGS,
     )
     answer_tokens: groups.AutoOrCount = option(
         "auto",
-        "tokens of an answer on average, thought included, as a run has measured them; auto: the most it may have",
+        "average tokens of an answer, reasoning included, as measured by a run; auto: the longest allowed answer",
         within=_MACHINE_ARGS,
     )
     disk_bandwidth: float = option(
-        2.0, "GB a second of the storage, for all devices together", gt=0, within=_MACHINE_ARGS
+        2.0, "GB per second of the storage, for all devices together", gt=0, within=_MACHINE_ARGS
     )
     price: Annotated[Annotated[float, Field(ge=0)] | None, OrNone] = option(
-        None, "dollars of one device for an hour; none: no dollars", within=_MACHINE_ARGS
+        None, "dollars per hour for one device; none: no dollars", within=_MACHINE_ARGS
     )
 
 
 class PlanConfig(Parameters):
-    """What every stage would cost: tokens, operations, bytes, memory, seconds, dollars. Nothing is run."""
+    """Estimate what every stage costs: tokens, operations, bytes, memory, seconds, dollars. Nothing is run."""
 
     source: groups.SourceConfig = groups.SourceConfig()
     tokenizer: OptionalText = option(None, "folder or hub id of the tokenizer; none: the model's own", path="folder")

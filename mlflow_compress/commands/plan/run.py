@@ -160,7 +160,7 @@ def scored_work(suite: Suite, encoder: Encoder, *, batch_tokens: int, head_rows:
     work = workload(plan, sum(map(len, sequences)), head_rows)
     if written := [corpus.name for corpus in suite.corpora if isinstance(corpus, TraceCorpus)]:
         raise ConfigError(
-            "The baseline writes this corpus, so its work is not known before", got=written[0], fix="Leave it out"
+            "The baseline writes this corpus, so its cost is not known beforehand", got=written[0], fix="Leave it out"
         )
     for _, text, most, _ in scored_texts(suite):
         windows, _ = cut(encoder, text, window=WINDOW, max_tokens=most).plan(batch_tokens)
@@ -457,7 +457,7 @@ _NOTES = (
 
 
 _TOO_LONG = (
-    "Answers at their greatest length would need {:,.0f} GB, where a copy may take {:,.0f} GB: fewer go on "
+    "Answers at their maximum length need {:,.0f} GB, and a copy may take {:,.0f} GB: fewer are generated "
     "at once where memory runs out. Allow them fewer tokens (task_args: thinking_max_new_tokens), or use engine=vllm"
 )
 _LAYERS = "Compression is counted as if the model fitted; weights that wait as if all were on the storage"
@@ -542,15 +542,13 @@ def _notes(config: PlanConfig, costs: _StageCosts, stages: Sequence[StageCost], 
         "device, devices, device_memory, device_tflops and device_bandwidth name another"
     )
     given = config.machine.answer_tokens
-    lengths_of = (
-        "their greatest length" if given == "auto" else f"{given:,} tokens, or their greatest length if shorter"
-    )
+    lengths_of = "their maximum length" if given == "auto" else f"{given:,} tokens, or their maximum length if shorter"
     room, most = costs.per_copy * _FREE * machine.memory, max(stage.memory for stage in stages)
     spread = f"The layers of one copy lie on {costs.per_copy} devices, which work one after another"
     return (
         assumed,
         *_NOTES,
-        f"Answers are counted with {lengths_of}; memory is that of {_BATCH} at once at their greatest length",
+        f"Answers are counted with {lengths_of}; memory is that of {_BATCH} at once at their maximum length",
         *([_TOO_LONG.format(most / 1e9, room / 1e9)] if most > room else []),
         *([spread] if costs.per_copy > 1 else []),
         *([_LAYERS] if costs.offloaded else []),
@@ -561,7 +559,7 @@ def _notes(config: PlanConfig, costs: _StageCosts, stages: Sequence[StageCost], 
 def _screened(config: PlanConfig, costs: _StageCosts, scored: Workload) -> StageCost:
     if costs.offloaded is None:
         raise ConfigError(
-            "Variants are scored before they are made where a model does not fit into memory",
+            "Variants are scored before they are written only if the model does not fit into memory",
             allowed="device=balanced, and less max_memory than the model takes",
             got=f"device={config.source.device}, max_memory={config.source.max_memory}",
             fix="Leave save out",
@@ -582,7 +580,7 @@ def _offloaded(config: PlanConfig, model_config: Any, dtype: torch.dtype) -> Off
     given = config.source.max_memory
     if "cpu" not in given:
         raise ConfigError(
-            "The plan of device=balanced needs the memory that the host has",
+            "A plan for device=balanced needs the host's memory",
             got="max_memory without cpu",
             fix="Set max_memory=cpu=60GiB,0=20GiB (0 is the first GPU)",
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     heading="decide",
     place=8,
     project=False,
-    positional=Positional("version", "VERSION", "the version that waits"),
+    positional=Positional("version", "VERSION", "the waiting version"),
 )
 def approve(version: int | str | None = None, **parameters: Any) -> "Approval":
     """Return who has the alias now, after a reviewer's approval has moved it.

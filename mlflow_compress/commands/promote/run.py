@@ -81,7 +81,7 @@ def _of_one_model(every: Sequence[EvaluationGroup], config: PromoteConfig, label
     weights = _base_weights(config.model)
     if weights is not None and weights not in hashes:
         raise ConfigError(
-            f"The finished variants of '{label}' have other base weights than this folder",
+            f"The finished variants of '{label}' were made from other weights than those in this folder",
             allowed=listed,
             got=f"weights {weights[:8]}",
             fix="Run the main job for this model first",
@@ -138,7 +138,7 @@ def _verdict_of(settlement: Settlement, alias: str, incumbent: Incumbent | None,
         assert incumbent is not None
         name = winner.name if winner is not None else incumbent.name
         return f"{name} (version {incumbent.version}) stays '{alias}'."
-    before = f", before it version {incumbent.version}" if incumbent else ""
+    before = f", previously version {incumbent.version}" if incumbent else ""
     if version is None:
         return f"{winner.name} would become '{alias}'{before}."
     return f"{winner.name} (version {version}) is now '{alias}'{before}."
@@ -343,7 +343,7 @@ def _tags(competition: _Competition, registered_model: str, alias: str, policy: 
 def _dry(promotion: Promotion, tracker: Tracker, label: str) -> Promotion:
     """Return a decision that nothing was done about, and say so, also in the run that `mlflow run` has made."""
     given = tracker.note_given_run(f"promote {label} (dry run)", promotion.verdict)
-    made = [f"Run {given} was made by `mlflow run`, and holds its parameters alone."] if given else []
+    made = [f"Run {given} was made by `mlflow run`, and has only its parameters."] if given else []
     return replace(
         promotion, remarks=("Dry run: nothing is registered, and no alias moves.", *made, *promotion.remarks)
     )
@@ -410,7 +410,7 @@ def _apply(
 def _require_holds(condition: bool, what: str, allowed: str, got: str) -> None:
     if not condition:
         fix = "Run promote with needs=approval again"
-        raise ConfigError(f"The decision no longer holds: {what}", allowed=allowed, got=got, fix=fix)
+        raise ConfigError(f"The decision is no longer valid: {what}", allowed=allowed, got=got, fix=fix)
 
 
 def run_approve(config: ApproveConfig, number: str, by: str) -> Approval:
@@ -431,13 +431,13 @@ def run_approve(config: ApproveConfig, number: str, by: str) -> Approval:
     policy = policy_of(yaml.safe_load(record["policy"]["text"]), f"of the decision {run_id}").sha256
     asked = policy if config.policy is None else read_policy(config.policy).sha256
     for sha256 in (asked, tags[run_names.POLICY], version.tags[run_names.POLICY]):
-        _require_holds(sha256 == policy, "the policy is another one", policy, sha256)
+        _require_holds(sha256 == policy, "the policy has changed", policy, sha256)
     wanted = {run_names.REGISTERED_MODEL: name, run_names.ALIAS: alias}
     newest = str(tracker.find_finished("promote", **wanted)[0].info.run_id)
-    _require_holds(newest == run_id, "there is a newer one", run_id, newest)
+    _require_holds(newest == run_id, "there is a newer decision", run_id, newest)
     now, before = model_registry.holder(tracker, name, alias), (record["before"] or {}).get("version")
     has = None if now is None else now.version
-    _require_holds(has == before, f"'{alias}' was moved since", f"version {before}", f"version {has}")
+    _require_holds(has == before, f"'{alias}' has moved since", f"version {before}", f"version {has}")
     if now is not None and now.pinned:
         raise ConfigError(f"Version {has} of {name} is pinned and is not replaced", fix=f"Remove its alias '{PINNED}'")
     if run_names.WAIVER in tags:
@@ -445,7 +445,7 @@ def run_approve(config: ApproveConfig, number: str, by: str) -> Approval:
 
     variant, label = version.tags.get(run_names.VARIANT, f"version {number}"), model_label(config.model)
     verdict = f"{variant} (version {number}) is now '{alias}', approved by {by}"
-    verdict += f", before it version {has}." if has else "."
+    verdict += f", previously version {has}." if has else "."
     verdict += f" {tags[run_names.WAIVER]}." if run_names.WAIVER in tags else ""
     receipt = model_registry.receipt_of(tracker, str(version.run_id))
     given = {run_names.APPROVED_BY: by, **receipt}

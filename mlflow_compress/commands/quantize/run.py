@@ -163,7 +163,7 @@ def quantize(
     with alone_with(folder.with_name(f".{folder.name}.lock")):  # another process may make the same checkpoint now
         if folder.exists():
             manifest = CheckpointManifest.read(folder)
-            run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint was there already"})
+            run.set_tags({run_names.SKIPPED: "compression: the finished checkpoint already existed"})
         else:
             drop_unfinished_folders(folder)  # of processes that were killed: this one has the lock
             manifest = compress_model(

@@ -19,8 +19,8 @@ from mlflow_compress.commands.command import (
 if TYPE_CHECKING:
     from mlflow_compress.commands.receipt.result import Receipt, ReceiptComparison
 
-_RECEIPT = Argument(("receipt",), {"metavar": "RECEIPT", "help": "what export has written"})
-_SIGNER = Argument(("--key",), {"help": "PEM file of the public key of who must have signed it"})
+_RECEIPT = Argument(("receipt",), {"metavar": "RECEIPT", "help": "file that export wrote"})
+_SIGNER = Argument(("--key",), {"help": "PEM file of the signer's public key"})
 
 
 def _path(name: str, value: PathOrText | None) -> Path | None:
@@ -110,7 +110,7 @@ def verify(receipt: PathOrText, *, key: PathOrText | None = None, recompute: boo
 
 @register_command(
     "card",
-    description="Write what a receipt is shown by: a model card's section and model-index, a table, and a badge.",
+    description="Write a model card's section with model-index, a table for a pull request, and a badge.",
     within="receipt",
     heading="share",
     place=25,
@@ -138,7 +138,7 @@ def card(receipt: PathOrText, *, output: PathOrText = "card", key: PathOrText | 
 
 @register_command(
     "hub-folder",
-    description="Write a checkpoint with model card, licence and receipt into a folder that can be uploaded as it is.",
+    description="Write a checkpoint with model card, licence and receipt into a folder, ready to upload.",
     within="receipt",
     heading="share",
     place=27,
@@ -186,7 +186,7 @@ def hub_folder(
 
 @register_command(
     "compare-receipts",
-    description="Compare two receipts, of different people too: figures side by side, and paired by item.",
+    description="Compare two receipts, even of different people: figures side by side, and paired by item.",
     within="receipt",
     heading="share",
     place=26,
@@ -194,8 +194,8 @@ def hub_folder(
     arguments=(
         Argument(("first",), {"metavar": "A", "help": "a receipt"}),
         Argument(("second",), {"metavar": "B", "help": "another one"}),
-        Argument(("--key",), {"help": "PEM file of the public key of who must have signed A"}),
-        Argument(("--other-key",), {"help": "PEM file of the public key of who must have signed B"}),
+        Argument(("--key",), {"help": "PEM file of the public key of A's signer"}),
+        Argument(("--other-key",), {"help": "PEM file of the public key of B's signer"}),
     ),
 )
 def compare_receipts(

@@ -65,7 +65,7 @@ def write_hub_folder(
         told = named or Path(manifest.base_model).name
         replace(manifest, base_model=told, other_files=hash_others(folder)).write(folder)
         if base is not None and not licence:
-            remarks += ["The base's folder says no licence: add 'license' to the card"]
+            remarks += ["The base's folder states no licence: add 'license' to the card"]
         try:
             receipt = export_receipt(run_id, folder / "receipt.zip", policy, key, records=False, store=store)
         except TrackingError as error:

@@ -40,7 +40,7 @@ class Receipt(Tabular):
     @property
     def vouched(self) -> str:
         if self.signed_by is None:
-            return "Unsigned: it shows damage, but anybody can have written it."
+            return "Unsigned: it reveals damage, but anybody could have written it."
         return f"Signed with the key {self.signed_by}."
 
     def to_rows(self) -> Sequence[Mapping[str, Any]]:

@@ -60,7 +60,7 @@ def export_receipt(
     source = from_run(run_id, opened)
     baseline = source.baseline_run_id
     if baseline is None or source.run is None:
-        raise ConfigError("A receipt is of a variant", allowed="the id of a main run or an evaluate run", got=run_id)
+        raise ConfigError("Only a variant has a receipt", allowed="the id of a main run or an evaluate run", got=run_id)
     run = source.run.run_id
     folders = {"baseline": (baseline, RECORDS), "variant": (run, RECORDS)}
     # Not every evaluation has these. One that cannot be read is missed when the figures are recomputed.
@@ -147,8 +147,8 @@ def _check_signature(
     if not signatures and public is None:
         return None
     if public is None:
-        by = f"signed with the key {signatures[0][0]}"
-        raise ConfigError("Nothing says by whom this receipt must be signed", allowed="--key PUBLIC_KEY.pem", got=by)
+        by = f"a signature of the key {signatures[0][0]}"
+        raise ConfigError("This receipt needs its signer's public key", allowed="--key PUBLIC_KEY.pem", got=by)
     for key_id, signature in signatures:
         with suppress(InvalidSignature):
             public.verify(signature, _signed(payload))
@@ -183,7 +183,7 @@ def _check_claims(stated: Mapping[str, Any]) -> None:
     asked = {name: value for name, value in stated["environment"].items() if name not in _NOT_IN_THE_ID}
     drawn = account.drawn_from is not None  # an evaluation of drawn items has another id
     if not drawn and digest(asked)[:16] != stated["evaluation_id"]:
-        raise DataError("The evaluation id is not that of the environment", got=stated["evaluation_id"])
+        raise DataError("The evaluation id does not match the environment", got=stated["evaluation_id"])
 
 
 def _records_of_receipt(receipt: Receipt) -> MetricInputs:
@@ -209,7 +209,7 @@ def _recomputed(stated: Mapping[str, Any], files: Mapping[str, bytes]) -> int:
     figures = results_json(compute_all(_inputs(stated, files)))
     place = ("name", "task", "category")
     if [[row[p] for p in place] for row in figures] != [[row[p] for p in place] for row in stated["figures"]]:
-        raise DataError("The records give other figures than the statement has")
+        raise DataError("The figures computed from the records differ from those in the statement")
     for row, told in zip(figures, stated["figures"], strict=True):
         if wrong := [name for name, value in row.items() if not _equal(value, told[name])]:
             name = f"{wrong[0]} of {row['name']}"

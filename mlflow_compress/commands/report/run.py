@@ -329,7 +329,7 @@ def _writer(form: str, path: Path) -> Callable[[PageContent], str]:
     chosen = path.suffix.removeprefix(".").lower() if form == "auto" else form
     if chosen not in writers:
         raise ConfigError(
-            "The report's format cannot be told from its file name",
+            "The report's file name does not show its format",
             allowed=[f".{name}" for name in writers],
             got=path.name,
             fix="Give another name, or the format",
@@ -347,7 +347,7 @@ def _scored(tracker: Tracker, run_ids: Sequence[str], margin: float) -> Scoreboa
         run_id, stage = run.run_id, run.tags.get(run_names.STAGE)
         if stage not in ("main", "sweep"):
             raise ConfigError(
-                "This run is no main run and no sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"
+                "This run is neither a main run nor a sweep", allowed=_ACCEPTED, got=f"{run_id}, of stage {stage}"
             )
         if stage == "main":
             runs.append(run_id)
@@ -376,7 +376,7 @@ def _check_alike(tracker: Tracker, runs: Sequence[str]) -> None:
     a, b = (tracker.run_of(run_id).data.params for run_id in (left, right))
     differing = [f"{key} is {a.get(key)} and {b.get(key)}" for key in sorted({*a, *b}) if a.get(key) != b.get(key)]
     raise ConfigError(
-        f"Runs {one[:8]} and {other[:8]} were not evaluated alike, so their numbers cannot be compared",
+        f"Runs {one[:8]} and {other[:8]} were evaluated differently, so their numbers cannot be compared",
         allowed=_ACCEPTED,
-        got="; ".join(differing) or "tasks with other items",
+        got="; ".join(differing) or "tasks with different items",
     )

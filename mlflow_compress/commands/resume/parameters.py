@@ -4,6 +4,6 @@ from mlflow_compress.config.declarations import Parameters, option
 
 
 class ResumeConfig(Parameters):
-    """Do again what was killed, or was cut off from the tracking server; what is computed is found on disk."""
+    """Repeat commands that were killed or lost the tracking server; finished work is reused from disk."""
 
-    dry_run: bool = option(False, "list the commands that did not end, and do nothing")
+    dry_run: bool = option(False, "only list the unfinished commands")

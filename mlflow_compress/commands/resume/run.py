@@ -42,7 +42,7 @@ class Resumed(Tabular):
     @property
     def summary(self) -> str:
         if not self.commands:
-            return "Nothing is left to do: every command of this machine has ended"
+            return "Nothing to resume: every command of this machine has ended"
         states = [one.state for one in self.commands]
         counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
         return f"{len(states)} {'command' if len(states) == 1 else 'commands'}: {counted}"
@@ -77,7 +77,7 @@ def run_resume(config: ResumeConfig, say: Say = silent) -> Resumed:
             continue
         finished = [run for run in runs if run.status == "FINISHED"]
         if finished:
-            outcome = f"Run {finished[0].run_id} had finished, and was killed before it could say so"
+            outcome = f"Run {finished[0].run_id} had finished, but was killed before it could report it"
             done.append(ResumedCommand(command=shown, state="finished", outcome=outcome))
         elif config.dry_run:
             done.append(ResumedCommand(command=shown, state="unfinished", outcome=""))
@@ -128,7 +128,7 @@ def _do_again(
             logger.exception("%s failed", shown)
         outcome = str(error) or type(error).__name__
         if breaks_off(error):
-            outcome = f"{outcome.rstrip('.')}. It stays on the list. To give it up, delete {notes[0].pattern}"
+            outcome = f"{outcome.rstrip('.')}. It stays on the list; to abandon it, delete {notes[0].pattern}"
         return ResumedCommand(command=shown, state="unfinished" if breaks_off(error) else "failed", outcome=outcome)
     return ResumedCommand(command=shown, state="finished", outcome=str(result.summary))
 

@@ -127,7 +127,7 @@ def cache_bytes(
             "The bytes of this model's cache are not known",
             allowed="attention with keys and values of one width, and a window of all cache_tokens",
             got=f"{source.architecture}, {n_tokens} tokens",
-            fix="Give fewer cache_tokens, or leave caches as they are",
+            fix="Give fewer cache_tokens, or leave out cache_formats",
         )
     sizes = {BASELINE: taken}
     for name, cache in caches.items():

@@ -194,7 +194,7 @@ def format_groups(
         joined = [group for group in weight_groups(bare) if set(group.modules) & source.linear.keys()]
         for group in joined:
             if others := sorted(set(group.modules) - source.linear.keys()):
-                raise UnsupportedError(f"Group {group.name} holds weights that are in no linear layer", got=others[0])
+                raise UnsupportedError(f"Group {group.name} has weights outside linear layers", got=others[0])
     return tuple(joined)
 
 

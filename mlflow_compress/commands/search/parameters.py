@@ -56,47 +56,47 @@ _SEARCH_ARGS = Together("search_args", "how candidates are measured: name=value,
 
 
 class _SearchSpaceConfig(Group):
-    """Which formats may be mixed, and within what."""
+    """Which formats may be mixed, and within which limit."""
 
     formats: Names = option(
         "gptq:3,gptq:4,gptq:8",
-        "formats to choose from, METHOD:BITS, comma-separated; 'none' is a layer that stays as it is",
+        "formats to choose from, METHOD:BITS, comma-separated; 'none' leaves a layer unchanged",
     )
     cache_formats: OptionalNames = option(
         None,
         "formats of each layer's cache of keys and values, comma-separated: BITS, or KEYS:VALUES, of 8, 4, 3, 2 and "
-        "fp8; 16 is a cache that stays as it is",
+        "fp8; 16 leaves a cache unchanged",
     )
     cache_tokens: AutoOrCount = option(
         "auto",
-        "tokens in the cache whose bytes count with the weights'; 'auto': the model's context",
+        "number of cached tokens whose bytes count with the weights'; 'auto': the model's context",
         within=_SEARCH_ARGS,
     )
     bits_per_weight: Budgets = option(
-        None, "most stored bits per weight of the linear layers; several, comma-separated, give a front"
+        None, "most stored bits per weight of the linear layers; several, comma-separated, give one variant each"
     )
     max_bytes: Budgets = option(
-        None, "in place of bits_per_weight: most bytes of all stored tensors, and of the cache with cache_formats"
+        None, "instead of bits_per_weight: most bytes of all stored tensors (with cache_formats: and of the cache)"
     )
-    max_kl: Budgets = option(None, "in place of both: find the smallest variant within this KL (nats, upper end)")
+    max_kl: Budgets = option(None, "instead of both: find the smallest variant within this KL (nats, upper end)")
 
     repair: OptionalText = option(
         None,
-        "in place of all: id of a main run whose variant a policy refuses; find the fewest extra bytes with which it "
-        "passes",
+        "instead of all three: id of a main run whose variant a policy refuses; find the fewest extra bytes with which "
+        "it passes",
     )
     policy: OptionalText = like(PromoteConfig, "policy")
     search_text: OptionalText = option(
         None,
-        "text that the costs are measured on: as 'calibration'; none: the calibration text, behind the part that "
-        "calibrates",
+        "text on which the costs are measured, named as for 'calibration'; none: the calibration text after the part "
+        "used for calibration",
         path="file",
         within=_SEARCH_ARGS,
     )
     search_windows: int = option(64, "windows of calibration_length tokens of that text", ge=2, within=_SEARCH_ARGS)
     search_rounds: int = option(
         2,
-        "with max_kl or repair: how many more checkpoints are tried, until one keeps to the limit",
+        "with max_kl or repair: how many more checkpoints are tried, until one is within the limit",
         ge=0,
         within=_SEARCH_ARGS,
     )
@@ -120,7 +120,7 @@ _OF_REPAIR = {
 
 
 class SearchConfig(Parameters):
-    """Mixed precision: the closest variant within a budget of bits, or the smallest within a KL."""
+    """Mixed precision: the closest variant within a budget of bits, or the smallest within a KL limit."""
 
     source: SourceConfig = SourceConfig()
     space: _SearchSpaceConfig = _SearchSpaceConfig()
@@ -143,7 +143,7 @@ class SearchConfig(Parameters):
             raise ConfigError("A search needs one kind of limit", allowed=_LIMITS, got=", ".join(kinds) or "none")
         if self.space.cache_formats is not None and kinds[0] == "bits_per_weight":
             raise ConfigError(
-                "bits_per_weight counts no cache", allowed="max_bytes or max_kl with cache_formats", got=kinds[0]
+                "bits_per_weight does not count caches", allowed="max_bytes or max_kl with cache_formats", got=kinds[0]
             )
         return kinds[0]
 

@@ -166,7 +166,7 @@ def _find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, An
     if tags.get(run_names.STAGE) != "main" or run.info.status != "FINISHED":
         raise ConfigError(
             "Only the variant of a finished main run can be repaired",
-            allowed="a run that main, sweep or search has left for a variant",
+            allowed="a variant's run, made by main, sweep or search",
             got=f"{run_id}, a run of {tags.get(run_names.STAGE, 'something else')} that is {run.info.status}",
         )
     if run.info.experiment_id != tracker.experiment_id:
@@ -174,7 +174,7 @@ def _find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, An
         raise ConfigError("This run is in another experiment", got=run_id, fix=f"Give experiment={name}")
     if tags[run_names.METHOD] == SERVED_METHOD:
         raise UnsupportedError(
-            "A served model has no layers here that could get another format",
+            "The layers of a served model are not on this machine, so they cannot get another format",
             got=tags[run_names.VARIANT],
             fix="Repair the main run of the checkpoint that the server has loaded",
         )
@@ -187,9 +187,9 @@ def _find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, An
     folder = tags[run_names.CHECKPOINT]
     if not (Path(folder) / MANIFEST_FILE).is_file():
         raise CheckpointError(
-            "The checkpoint of this run is not there any more",
+            "The checkpoint of this run no longer exists",
             got=folder,
-            fix="Make it again, with the command that made it",
+            fix="Repeat the command that made it",
         )
 
     manifest = read_manifest(folder)
@@ -214,7 +214,7 @@ def _find_refused(tracker: Tracker, config: SearchConfig, given: Mapping[str, An
     recipe = _recipe_of(manifest, folder, source)
     if config.space.cache_tokens != AUTO and not recipe.cache:
         raise ConfigError(
-            "cache_tokens counts a rounded cache, and this variant has none",
+            "cache_tokens is for rounded caches, and this variant has none",
             got=f"{manifest.label}, cache_tokens={config.space.cache_tokens}",
             fix="Leave it out",
         )
@@ -413,7 +413,7 @@ class _Repair:
         folders: dict[str, str | None] = {_AS_IT_WAS: refused.folder}
         ceiling: FinishedMain | None = None
         if raised is not None:
-            self.say(f"[repair] all layers at {_MORE_BITS} bits: the most that a mixture can become")
+            self.say(f"[repair] all layers at {_MORE_BITS} bits: the largest possible mixture")
             ceiling = self._make(refused.variant(raised))
             folders |= {_RAISED: ceiling.folder}
         folders |= {_AS_BASELINE: None}
@@ -476,7 +476,7 @@ class _Repair:
         wanted = self.refused.run.data.tags[run_names.EVALUATION]
         if prepared.evaluation != wanted:
             raise ConfigError(
-                "The run to repair was measured with other software, data or settings than there are now",
+                "The run to repair was measured with software, data or settings that differ from the present ones",
                 allowed=f"evaluation {prepared.evaluation[:16]}",
                 got=wanted[:16],
                 fix="Run its main job again, and repair that run",

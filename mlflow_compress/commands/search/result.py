@@ -195,7 +195,7 @@ class Repair(Tabular):
     @property
     def summary(self) -> str:
         if self.passed:
-            return f"{self.name} passes the policy as it is: nothing was made"
+            return f"{self.name} already passes the policy: nothing was made"
         best = self.repaired
         if best is None:
             largest = self.trials[-1]

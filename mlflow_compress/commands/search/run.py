@@ -317,7 +317,7 @@ def make_all(tracker: Tracker, run: TrackedRun, prepared: Prepared, say: Say) ->
         main = tracker.client.get_run(run_id)
         if main.info.status != "FINISHED":
             reason = main.data.tags.get(run_names.RUN_ERROR, f"its run is {main.info.status}")
-            raise StageError(f"{name}: {reason}", stage="search", fix="The same command again goes on from here")
+            raise StageError(f"{name}: {reason}", stage="search", fix="Repeat the command to continue from here")
         tags = tracker.children(run_id)["quantize"].data.tags
         made[name] = FinishedMain(run_id=run_id, folder=tags[run_names.CHECKPOINT], name=tags[run_names.VARIANT])
     return made
@@ -438,7 +438,7 @@ class _Search:
             )
         if (stored := bytes_of_layers(headers, layers) + of_caches) != allocation.n_bytes:
             raise CheckpointError(
-                "The checkpoint's layers do not take the bytes that their formats take alone",
+                "The size of the checkpoint's layers differs from the sum of their formats' sizes",
                 allowed=f"{allocation.n_bytes} bytes",
                 got=stored,
             )

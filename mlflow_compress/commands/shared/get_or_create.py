@@ -125,5 +125,5 @@ def get_or_create_run(
             for folder in sorted(scratch.iterdir()):
                 run.log_folder(folder, folder.name)
             confirm()
-            run.set_note(f"**{stage} {label}**: done once, found again by its fingerprint.")
+            run.set_note(f"**{stage} {label}**: computed once, then reused by its fingerprint.")
     return str(run.run_id), True

@@ -141,7 +141,7 @@ def served_name(parameter: str, name: str | None) -> str:
 def not_served(parameter: str, value: str) -> ConfigError:
     """Return the error of a command that cannot work with a served model in this place."""
     return ConfigError(
-        f"Parameter {parameter!r} names a served model, and what is asked here needs one in a folder",
+        f"Parameter {parameter!r} names a served model, and this command needs one in a folder",
         got=value,
         fix="Served models are evaluated, judged and timed; compressing one, and looking into its layers, needs its "
         "weights",

@@ -84,7 +84,7 @@ def candidates_of(
         read = {(reading.task, reading.category) for reading in policy.readings}
         missing = sorted(place for place in read - places if place[0] not in ("", EVERY_SLICE))
         named = sorted("/".join(filter(None, place)) for place in places if place[0])
-        what = "The policy reads a task or category that no run of this evaluation has results of"
+        what = "The policy reads a task or category for which no run of this evaluation has results"
         raise_together([ConfigError(what, allowed=named, got="/".join(filter(None, place))) for place in missing])
     return candidates
 

@@ -5,7 +5,7 @@ from mlflow_compress.config.groups import CHECKPOINT_OR_SERVED, EngineConfig, Se
 
 
 class SpeedConfig(Parameters):
-    """The speed stage: the variant in the runtime that it is meant for, timed in turn with its baseline."""
+    """The speed stage: time the variant and its baseline alternately, in the runtime of the variant's format."""
 
     source: SourceConfig = SourceConfig()
     timing: TimingConfig = TimingConfig()

@@ -72,7 +72,7 @@ class SpeedMeasurement(Measurement):
         parts = []
         if "speed/decode_ratio_batch_1" not in self.pooled:
             writing, first = self.pooled["speed/decode_tokens_per_second_batch_1"], self.pooled["speed/first_token_ms"]
-            speed = f"{writing.value:.3g} tokens a second written, first token after {first.value:.3g} ms"
+            speed = f"{writing.value:.3g} tokens per second written, first token after {first.value:.3g} ms"
             return f"{self.name} in {self._runtime}, without its baseline: {speed}"
         for what, batch in (("decode", 1), ("decode", 8), ("prefill", 1), ("prefill", 8)):
             ratio = self.pooled[f"speed/{what}_ratio_batch_{batch}"]
@@ -208,7 +208,7 @@ def run_speed(config: SpeedConfig, store: Tracker | str | None = None) -> SpeedM
             run.set_tags(skipped_tag(reason))
         else:
             runtime = times["variant"].described
-            no_memory = {"serving_memory": "the memory of a server is not seen from here"}
+            no_memory = {"serving_memory": "a server's memory cannot be measured from here"}
             missing = {} if times["variant"].memory else no_memory
             results = compute_all(MetricInputs(baseline=records["baseline"], variant=records["variant"]))
             run.log_params(description(runtime))

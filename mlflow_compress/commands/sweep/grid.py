@@ -27,7 +27,7 @@ def asked_for(config: SweepConfig) -> Iterable[dict[str, str]]:
     default = SweepConfig().variants
     if twice := [name for name in _GIVEN if getattr(axes, name) != getattr(default, name)]:
         raise ConfigError(
-            f"Parameter '{twice[0]}' is given beside a grid", got=getattr(axes, twice[0]), fix="Write it into the grid"
+            f"Parameter '{twice[0]}' conflicts with a grid", got=getattr(axes, twice[0]), fix="Write it into the grid"
         )
     content = read_yaml(Path(axes.grid), parameter="grid")
     if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
@@ -52,13 +52,13 @@ def _entry(entry: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return an entry of a grid file: a list of values per parameter."""
     allowed = (*_AXES, *_IN_GRID)
     if unknown := [name for name in entry if name not in allowed]:
-        raise ConfigError("An entry of the grid has a parameter that is no axis", allowed=allowed, got=unknown[0])
+        raise ConfigError("A grid entry has a parameter that is not an axis", allowed=allowed, got=unknown[0])
     axes = {name: value if isinstance(value, list) else [value] for name, value in entry.items()}
     served = [is_endpoint(str(checkpoint)) for checkpoint in axes.get("checkpoint", [])]
     if any(served):
         if not all(served) or (unused := [name for name in entry if name not in _OF_SERVED]):
             got = dict(entry) if not all(served) else unused[0]
-            raise ConfigError("An entry of the grid for served models has something else", allowed=_OF_SERVED, got=got)
+            raise ConfigError("A grid entry for served models has another parameter", allowed=_OF_SERVED, got=got)
     elif ("method" in entry) == ("methods" in entry):
         raise ConfigError("Every entry of the grid needs 'method' or 'methods'", got=dict(entry))
     if empty := [name for name, values in axes.items() if not values or None in values]:

@@ -24,7 +24,7 @@ class _GridConfig(declarations.Group):
     )
     grid: declarations.OptionalText = declarations.option(
         None,
-        "YAML file with a list of combinations, of axes per method, or of served models; in place of methods",
+        "YAML file with a list of combinations, axes per method, or served models; replaces methods",
         path="file",
     )
     calibration: str = declarations.like(groups.CompressionConfig, "calibration")
@@ -32,8 +32,8 @@ class _GridConfig(declarations.Group):
     calibration_length: int = declarations.like(groups.CompressionConfig, "calibration_length")
     replicates: int = declarations.option(
         1,
-        "makes of each variant, each with other calibration samples, which shows how much is luck; further makes are "
-        "evaluated alone, and methods that read no calibration text are made once",
+        "checkpoints per variant, each with other calibration samples, to show how much is luck; the further ones are "
+        "only evaluated; a method without calibration text makes one",
         ge=1,
     )
     method_args: declarations.Pairs = declarations.like(groups.CompressionConfig, "method_args")
@@ -42,7 +42,7 @@ class _GridConfig(declarations.Group):
 
 
 class SweepConfig(declarations.Parameters):
-    """Many variants of one baseline, evaluated alike: a main run each, and a scoreboard of all."""
+    """Many variants of one baseline, evaluated on the same items: a main run each, and one scoreboard."""
 
     source: groups.SourceConfig = groups.SourceConfig()
     variants: _GridConfig = _GridConfig()
@@ -61,9 +61,9 @@ class SweepConfig(declarations.Parameters):
     policy: declarations.OptionalText = declarations.like(ReportConfig, "policy")
     save: Save = declarations.option(
         "all",
-        "device=balanced: which variants are made; but for 'all', those whose method reads no calibration text are "
-        "scored first, in one read of the baseline's weights: 'passing' makes what the policy does not fail, 'winner' "
-        "of these only the smallest that passes",
+        "device=balanced: which variants are written. 'passing' and 'winner' first score those of methods without "
+        "calibration text, in one read of the baseline's weights; 'passing' then writes those that do not fail the "
+        "policy, 'winner' only the smallest that passes",
     )
     dry_run: bool = declarations.option(False, "show the plan with estimates of time and disk, and do nothing")
 

@@ -176,7 +176,7 @@ def prepare_sweep(config: SweepConfig, chosen: list[Combination], store: Tracker
     first = chosen[0].config
     if config.sampling.size is not None:
         for refused, why in (
-            (config.variants.replicates > 1, "The makes of a variant are compared on all items"),
+            (config.variants.replicates > 1, "Replicates of a variant are compared on all items"),
             (any(one.settings is None for one in chosen), "Served models are scored on all items"),
         ):
             if refused:

@@ -85,7 +85,9 @@ class SweepPlan(Tabular):
             rows.append((variant.name, shown, on_disk if variant.size_bytes != 0 else "served"))
         lines += [*Table(columns=columns, rows=rows).lines(ruled=False), "", *_sums(self)]
         lines += (
-            [f"Made once, because no calibration text is read: {', '.join(self.made_once)}."] if self.made_once else []
+            [f"One replicate, because no calibration text is read: {', '.join(self.made_once)}."]
+            if self.made_once
+            else []
         )
         not_made = [f"- {name}: {why}" for name, why in self.left_out.items()]
         return "\n".join([*lines, *(["", "Not made:", *not_made] if not_made else [])])

@@ -115,7 +115,7 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
     """Compress, evaluate and judge every variant, and return the scoreboard; for a dry run, return the plan only."""
     if config.save != "all" and (config.source.device != BALANCED or config.running.engine != "local"):
         raise ConfigError(
-            "Variants are scored before they are made where a model does not fit into memory",
+            "Variants are scored before they are written only if the model does not fit into memory",
             allowed="device=balanced and engine=local, or save=all",
             got=f"save={config.save}, device={config.source.device}, engine={config.running.engine}",
         )
@@ -161,7 +161,7 @@ def run_sweep(config: SweepConfig, tell: Tell = silent) -> Sweep | SweepPlan:
                 raise SweepError(
                     f"{len(sweep.failed)} of {len(prepared.variants)} variants failed: {reasons}",
                     published=sweep,
-                    fix="The others are published. The same command again does what is missing",
+                    fix="The others are published. Repeat the command to make the missing ones",
                 )
     return sweep
 

@@ -58,7 +58,7 @@ def screened(
     """Return what the policy answers by the scores of each variant that can be screened. `file` is where it is from."""
     variants = [variant for variant in prepared.variants if _is_made_by_layer(variant, prepared.source)]
     if not variants:
-        say("Nothing is screened: no method of this sweep makes its layers one by one, without data")
+        say("Nothing is screened: no method of this sweep compresses layer by layer without data")
         return {}
     gates = gates_of(policy, file)
     answers = {}
@@ -78,9 +78,7 @@ def left_unmade(answers: Mapping[str, PolicyAnswer], sizes: Mapping[str, float] 
     that are open.
     """
     fail = {
-        name: f"The policy fails what it would be: {answer.why}"
-        for name, answer in answers.items()
-        if answer.word == "fails"
+        name: f"It would fail the policy: {answer.why}" for name, answer in answers.items() if answer.word == "fails"
     }
     passing = [name for name, answer in answers.items() if answer.word == "passes"]
     if sizes is None or not passing:
@@ -110,9 +108,9 @@ def _numbers(
         assert isinstance(loaded, LoadedModel)
         if not is_offloaded(loaded.model):
             raise UnsupportedError(
-                "Variants are screened where a model does not fit into memory",
+                "Screening is only for models that do not fit into memory",
                 got=f"max_memory={config.source.max_memory}",
-                fix="Leave screen out",
+                fix="Leave save out",
             )
         with tempfile.TemporaryDirectory(dir=config.source.offload_dir) as scratch:
             maker = LayerMaker(loaded, prepared.source, Path(scratch))

@@ -36,7 +36,7 @@ def serve_webhook(*, progress: Say | None = None, **parameters: Any) -> None:
     secret = os.environ.get(SECRET_VARIABLE, "")  # MLflow signs with it
     if not secret:
         raise ConfigError(
-            "The webhook has no secret, so anybody could ask for a decision", fix=f"Set {SECRET_VARIABLE} as in MLflow"
+            "The webhook has no secret, so anybody could request a decision", fix=f"Set {SECRET_VARIABLE} as in MLflow"
         )
     from mlflow_compress.commands.webhook.run import run_webhook
 

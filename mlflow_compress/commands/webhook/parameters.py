@@ -7,14 +7,14 @@ from mlflow_compress.config.declarations import OptionalText, Parameters, like, 
 
 
 class WebhookConfig(Parameters):
-    """Decide on new versions of MLflow's registry, and on those that get a tag, when its webhooks tell of them."""
+    """Receive MLflow's webhooks, and decide on new versions in its registry and on versions that get a tag."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 lets other machines in")
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 accepts other machines")
     port: int = option(8765, "port to listen on; 0 takes a free one", ge=0, le=65535)
-    tag: str = option("decide", "tag that asks for a decision when it is set on a version; new versions always do")
+    tag: str = option("decide", "tag that requests a decision when it is set on a version; a new version always does")
     gate: OptionalText = option(
         None,
-        "YAML file of parameters of `gate`, which decides on versions that `main` has not made; none: nothing does",
+        "YAML file with parameters of `gate`, for versions that `main` did not create; none: no decision on these",
         path="file",
     )
     policy: OptionalText = like(PromoteConfig, "policy")

@@ -79,7 +79,7 @@ class Receiver:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RefusedError(400, f"this is no event of MLflow: {error!r}") from error
         if one is None:
-            return 200, f"{kind}: nothing is asked"
+            return 200, f"{kind}: no decision is requested"
         if not self._deliveries.accept(one):
             return 200, "there is no such version"
         self._queue.put(one)
@@ -111,7 +111,7 @@ class Receiver:
         """Give a delivery its verdict. The decision of a process that was killed after it is taken, not made again."""
         run_id = self._deliveries.run_of(one)
         tags = {} if run_id is None else self.tracker.look_up(run_id).tags
-        verdict, decided = "Not decided: the version is of no main run", None
+        verdict, decided = "Not decided: the version belongs to no main run", None
         try:
             if tags.get(run_names.STAGE) == "main" and run_names.EVALUATION in tags:
                 decided = self._made("promote", one) or self._promote(one, tags)
@@ -177,7 +177,7 @@ def run_webhook(config: WebhookConfig, secret: str, say: Say) -> None:
     (lock := home(uri) / "webhook.lock").parent.mkdir(parents=True, exist_ok=True)
     with alone_with(lock, wait=False) as alone:
         if not alone:
-            raise ConfigError("Another process of this machine receives the webhooks of this store", fix="End it first")
+            raise ConfigError("Another process on this machine receives this store's webhooks", fix="End it first")
         try:
             server = make_server(config.host, config.port, receiver, _Server, _Handler)
         except OSError as error:

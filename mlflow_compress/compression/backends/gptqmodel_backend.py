@@ -55,9 +55,7 @@ class TwoBackendConfig(CalibratedConfig):
             return self
         for name, value in SCHEMES[self.scheme].as_settings().items():
             if getattr(self, name) != value:
-                raise ConfigError(
-                    f"The scheme {self.scheme} has a {name} of its own", allowed=str(value), got=getattr(self, name)
-                )
+                raise ConfigError(f"The scheme {self.scheme} fixes {name}", allowed=str(value), got=getattr(self, name))
         if self.backend == BACKEND_NAME:
             raise UnsupportedError(
                 "gptqmodel writes integers only", got=f"scheme={self.scheme}", fix="Use backend=llmcompressor"

@@ -139,7 +139,7 @@ def _run(
             linearize_moe(model)
         except (ValueError, RuntimeError, AttributeError, TypeError, LookupError) as error:
             raise UnsupportedError(
-                f"llm-compressor cannot take this model's experts apart: {error}", got=type(model).__name__
+                f"llm-compressor cannot separate this model's experts: {error}", got=type(model).__name__
             ) from error
         _require_same_function(job, model, before, "form of its experts")
         if job.calibration is not None:
@@ -194,7 +194,7 @@ def _require_same_function(job: CompressionJob[MethodConfig], model: Any, before
     report = probe.compare_logits(before, job.probe.logits(model))
     if not report.agrees:
         raise UnsupportedError(
-            f"llm-compressor's {step} changes what this model computes",
+            f"llm-compressor's {step} changes this model's function",
             allowed="logits as before, without rounding",
             got=f"{job.source.architecture}, KL up to {report.kl_max:.3g} nats",
             fix="Use another method",

@@ -47,7 +47,7 @@ class W8A8(_EightBitMethod):
     """Round-to-nearest weights (one scale per row) and activations (one scale per token, computed at run time)."""
 
     name = "w8a8"
-    description = "8-bit integer weights and activations, rounded to nearest: the baseline of smoothquant"
+    description = "8-bit integer weights and activations, rounded to nearest: the baseline for smoothquant"
     reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier, scheme W8A8)"
     format = "compressed-tensors (int-quantized)"
     grid = "int"

@@ -33,7 +33,7 @@ class _AwqConfig(gptqmodel_backend.TwoBackendConfig):
             return self
         if self.bits == 8:
             raise UnsupportedError(
-                "gptqmodel's 8-bit AWQ is wrong: the file does not compute what was quantized",
+                "gptqmodel's 8-bit AWQ is wrong: the saved file does not reproduce the quantized model",
                 allowed="4, 3",
                 got=self.bits,
                 fix="Use backend=llmcompressor",

@@ -56,7 +56,7 @@ class Bf16(_Cast):
 
     name = "bf16"
     stored = "bfloat16"
-    description = "Cast to bfloat16: the plainest way to halve a float32 model"
+    description = "Cast to bfloat16: the simplest way to halve a float32 model"
     reference = "Kalamkar et al. 2019, https://arxiv.org/abs/1905.12322"
 
 

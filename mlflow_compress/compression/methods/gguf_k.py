@@ -68,7 +68,7 @@ class _KQuantMethod(ForTensors[K]):
 
     def tensor_type(self, config: K) -> str:
         if config.mix != _PURE:
-            raise ConfigError("A format of single layers mixes no types", allowed=f"mix={_PURE}", got=config.mix)
+            raise ConfigError("A format for single layers cannot mix types", allowed=f"mix={_PURE}", got=config.mix)
         return f"Q{config.bits}_K"
 
     def file_type(self, config: K) -> str:

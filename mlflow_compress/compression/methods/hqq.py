@@ -38,7 +38,7 @@ class Hqq(Method[_HqqConfig]):
     """
 
     name = "hqq"
-    description = "HQQ, weight only and without data: zero points that minimise a norm which forgives outliers"
+    description = "HQQ, weight only and without data: zero points that minimise a norm robust to outliers"
     reference = "Badri and Shaji 2023, https://mobiusml.github.io/hqq_blog/"
     format = "safetensors (hqq_packed)"
     own_format = True

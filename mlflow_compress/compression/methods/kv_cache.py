@@ -51,7 +51,7 @@ class KvCache(Method[KvCacheConfig]):
     """
 
     name = "kv-cache"
-    description = "Keys and values rounded at evaluation time: what a quantized cache costs; the weights stay"
+    description = "Keys and values rounded at evaluation time, to show what a quantized cache costs; weights unchanged"
     reference = "Liu et al. 2024 (KIVI), https://arxiv.org/abs/2402.02750"
     format = "safetensors (quantized_cache)"
     own_format = True
@@ -127,7 +127,7 @@ class Fp8Cache(Method[_Fp8CacheConfig]):
     """
 
     name = "kv-cache-fp8"
-    description = "Keys and values in 8-bit floats (e4m3), with calibrated scales of each layer; the weights stay"
+    description = "Keys and values in 8-bit floats (e4m3), with calibrated scales per layer; weights unchanged"
     reference = "https://github.com/vllm-project/compressed-tensors (kv_cache_scheme); llm-compressor calibrates"
     format = "compressed-tensors (dense, kv_cache_scheme)"
     Config = _Fp8CacheConfig

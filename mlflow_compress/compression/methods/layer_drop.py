@@ -102,7 +102,7 @@ class LayerDropAngular(_LayerRemovalMethod[_LayerDropAngularConfig]):
     """Remove the block of neighbouring layers with the smallest angular distance between its input and its output."""
 
     name = "layer-drop-angular"
-    description = "Removes the block of decoder layers that turns the hidden states least"
+    description = "Removes the block of decoder layers that rotates the hidden states least"
     reference = "Gromov et al. 2025, https://arxiv.org/abs/2403.17887"
     Config = _LayerDropAngularConfig
     needs_calibration = True

@@ -87,7 +87,7 @@ class Mixed(Method[MixedConfig]):
     """
 
     name = "mixed"
-    description = "Mixed precision: a format for every layer, by a recipe such as `search` writes"
+    description = "Mixed precision: one format per layer, from a recipe such as `search` writes"
     reference = "https://github.com/vllm-project/llm-compressor (config groups); arXiv 2411.17525 for the idea"
     format = "compressed-tensors (mixed-precision)"
     Config = MixedConfig
@@ -123,7 +123,7 @@ class Mixed(Method[MixedConfig]):
     def check(self, config: MixedConfig, source: SourceModel) -> None:
         config.content.require_layers(source.linear)
         if not config.formats and not config.caches:
-            raise ConfigError("The recipe leaves every layer as it is", allowed="one format or more")
+            raise ConfigError("The recipe changes no layer", allowed="one format or more")
         if wrong := [layer for layer in config.caches if layer >= source.layers]:
             raise ConfigError(
                 "The recipe has a cache of an unknown layer", allowed=f"0 to {source.layers - 1}", got=wrong[0]
@@ -145,7 +145,7 @@ class Mixed(Method[MixedConfig]):
             method.require_backend(one.config)
 
             if getattr(one.config, "embeddings", False):
-                raise UnsupportedError("A recipe has formats of linear layers only", got=f"{name} with embeddings")
+                raise UnsupportedError("A recipe has formats for linear layers only", got=f"{name} with embeddings")
             layers = {layer: source.linear[layer] for layer in config.content.layers_of(name)}
             method.check(one.config, replace(source, linear=layers))
             if isinstance(method, ForTensors):

@@ -81,7 +81,7 @@ class NvFp4(_PresetMethod[_CalibratedFourBitConfig]):
     """E2M1 values in groups of 16; a group has an E4M3 scale, a tensor one in float32."""
 
     name = "nvfp4"
-    description = "NVIDIA's FP4 (e2m1, an e4m3 scale for 16 values), weights and activations"
+    description = "NVIDIA's FP4 (e2m1, one e4m3 scale per 16 values), weights and activations"
     Config = _CalibratedFourBitConfig
     needs_calibration = True
 
@@ -91,7 +91,7 @@ class MxFp4(_PresetMethod[_FourBitFormatConfig]):
     """E2M1 values in groups of 32 with a power of two (E8M0) as their scale."""
 
     name = "mxfp4"
-    description = "OCP's MXFP4 (e2m1, a power of two for 32 values), weights and activations"
+    description = "OCP's MXFP4 (e2m1, one power-of-two scale per 32 values), weights and activations"
     Config = _FourBitFormatConfig
 
 
@@ -100,7 +100,7 @@ class MxFp8(_PresetMethod[_EightBitFormatConfig]):
     """E4M3 values in groups of 32 with a power of two (E8M0) as their scale."""
 
     name = "mxfp8"
-    description = "OCP's MXFP8 (e4m3, a power of two for 32 values), weights and activations"
+    description = "OCP's MXFP8 (e4m3, one power-of-two scale per 32 values), weights and activations"
     Config = _EightBitFormatConfig
 
 

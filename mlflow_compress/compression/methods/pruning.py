@@ -61,7 +61,7 @@ class Magnitude(_PruningMethod[_PruningConfig]):
     """Sets the smallest weights of each layer to zero: the control for the other pruning methods."""
 
     name = "magnitude"
-    description = "Magnitude pruning, layer by layer: the control of the pruning methods"
+    description = "Magnitude pruning, layer by layer: the control for the pruning methods"
     reference = "Han et al. 2015, https://arxiv.org/abs/1506.02626"
     Config = _PruningConfig
     from_disk = True

@@ -18,7 +18,7 @@ class RoundToNearest(ForLayers[_RoundToNearestConfig]):
     """Weight-only round-to-nearest quantization, without data."""
 
     name = "rtn"
-    description = "Round to nearest, weight only: the plain baseline of quantization"
+    description = "Round to nearest, weight only: the simplest baseline for quantization"
     reference = "https://github.com/vllm-project/llm-compressor (QuantizationModifier)"
     format = "compressed-tensors (pack-quantized)"
     Config = _RoundToNearestConfig

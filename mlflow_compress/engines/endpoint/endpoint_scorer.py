@@ -266,7 +266,7 @@ class ServedAnswers:
         if self.folder is None:
             return None
         n_kept = sum(all(cache.get(key) is not None for key in one) for one in requests)
-        return f"The answers to {n_kept} of {len(requests)} are kept: the same command again asks only for the rest"
+        return f"The answers to {n_kept} of {len(requests)} are saved: the same command asks only for the rest"
 
 
 class _AskedModel(RemoteCausalLM, Protocol):

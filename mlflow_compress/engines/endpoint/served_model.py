@@ -123,10 +123,10 @@ def check_same_model(now: Mapping[str, object], earlier: object) -> None:
         return
     if any(abs(float(a) - b) > SAME for a, b in zip(then, probe, strict=True)):
         raise AlignmentError(
-            f"The served model {now['served_model']!r} answers otherwise than before under this name",
+            f"The served model {now['served_model']!r} gives other answers than before under this name",
             allowed=", ".join(f"{float(value):.2f}" for value in then),
             got=", ".join(f"{value:.2f}" for value in probe),
-            fix="Serve each variant under a name of its own, and give it as served_model",
+            fix="Serve each variant under its own name, and give that as served_model",
         )
 
 
@@ -247,7 +247,7 @@ class ServedModel:
         as_ids = self.can.ids_in or self.can.route == routes.LLAMA_CPP_ROUTE
         prompt = row.prompt if as_ids else vocabulary.text(np.asarray(row.prompt, dtype=np.int32))
         if prompt is None:
-            raise DataError("A prompt has no text that becomes its tokens again", got=str(row.prompt[:20]))
+            raise DataError("No text encodes to the tokens of a prompt", got=str(row.prompt[:20]))
         return {
             "prompt": prompt,
             **({"stop": list(stops[:_MOST_STOPS])} if stops else {}),
@@ -302,6 +302,6 @@ class ServedModel:
                 if failed:
                     raise EndpointError(
                         f"{len(failed)} of {len(shard)} answers failed: {failed[0].detail}",
-                        fix="What was answered before is kept: the same command again asks only for the rest",
+                        fix="Earlier answers are saved: the same command asks only for the rest",
                     )
                 job.take(shard, shard, time.perf_counter() - begin)

@@ -73,7 +73,7 @@ class _ServerPages:
         except (requests.RequestException, ValueError, KeyError, TypeError):
             tokens = None
         if not isinstance(tokens, list):
-            raise EndpointError(f"{self.endpoint.where} does not tell its tokens", allowed="an answer of /tokenize")
+            raise EndpointError(f"{self.endpoint.where} does not show its tokens", allowed="an answer of /tokenize")
         return [f"token_id:{token}" for token in tokens]
 
 
@@ -254,8 +254,8 @@ class _ServerProbe:
             if known != token:
                 text = self.vocabulary.encoder.tokenizer.decode([token])
                 raise AlignmentError(
-                    f"The tokens of {self.model!r} are not ours: token {place} of {served_model.PROBE_TEXT[:40]!r}... "
-                    "is the first that differs",
+                    f"The tokens of {self.model!r} differ from ours, first at token {place} of "
+                    f"{served_model.PROBE_TEXT[:40]!r}...",
                     allowed=f"{token} ({text!r})",
                     got=there,
                     fix="Give its own tokenizer as tokenizer=, and a baseline that has the same",
@@ -273,7 +273,7 @@ class _ServerProbe:
             other = np.append(ours[:-1], token).astype(np.int32)
             if token != ours[-1] and route.request(routes.TokenQuestion(other, scored=1)) is not None:
                 return ours, other
-        raise EndpointError("No two texts differ in their last token alone", got=served_model.PROBE_TEXT)
+        raise EndpointError("No two texts differ only in their last token", got=served_model.PROBE_TEXT)
 
     def _aligned(self, transport: Transport, can: routes.Capabilities) -> routes.Capabilities:
         """Return whether each echoed list is that of its own position.
@@ -353,7 +353,7 @@ def _probe_chat(
     style = chat_format(tokenizer)
     if style.name == PLAIN:
         if wanted == "true":
-            raise EndpointError("Chat completions are wanted, and the tokenizer has no chat template")
+            raise EndpointError("Chat completions are requested, but the tokenizer has no chat template")
         return replace(can, answers="as completions: the tokenizer has no chat template")
     answer = _ask(endpoint, served_model.AnswerReader(model=model, root=can.root, most=1))
     if isinstance(answer, str):

@@ -185,7 +185,7 @@ class RayEngine:
         spread = request.source.device == BALANCED
         if spread and "cpu" not in request.source.max_memory:
             raise ConfigError(
-                "Workers may share a machine's memory, so each must know how much of it is its own",
+                "Workers may share a machine's memory, so each worker's share must be given",
                 allowed="device=balanced with max_memory, such as cpu=20GiB",
                 got=f"max_memory={request.source.max_memory or 'none'}",
             )

@@ -147,7 +147,7 @@ class HeadWatch:
                 raise WorkerError(
                     f"{name} does not answer any more",
                     got=":".join(map(str, address)),
-                    fix="Start the cluster again, then the same command: it goes on with what is on disk",
+                    fix="Start the cluster again, then the same command: it continues from what is on disk",
                 )
         self._next_look = time.monotonic() + _LOOK_SECONDS
 
@@ -363,7 +363,7 @@ class Workers:
             self._last_ready = time.monotonic()
         elif time.monotonic() - self._last_ready > _START_SECONDS:
             raise WorkerError(
-                f"The cluster had no place for a worker within {_START_SECONDS:.0f} seconds",
+                f"The cluster had no room for a worker within {_START_SECONDS:.0f} seconds",
                 fix="Ask for fewer cpus_per_worker, or add machines; `ray status` shows what is free",
             )
         for reference in finished:
@@ -388,7 +388,7 @@ class Workers:
         first = {**self._described, **self.code}
         if differ := sorted(name for name in described.keys() | first.keys() if described.get(name) != first.get(name)):
             raise WorkerError(
-                f"Workers, or this process, differ in {', '.join(differ)}: records would depend on who computes",
+                f"Workers, or this process, differ in {', '.join(differ)}: records would depend on the worker",
                 allowed=str({name: first.get(name) for name in differ}),
                 got={name: described.get(name) for name in differ},
                 fix="Use machines of one kind, with the same version of mlflow-compress",
@@ -427,7 +427,7 @@ def started_workers(
         # A cluster may grow; one machine does not.
         if n < 1 or (settings.ray_address is None and n > room):
             raise ConfigError(
-                "Parameter 'workers' asks for more than there is",
+                "Parameter 'workers' asks for more workers than fit",
                 allowed=f"at most {room}: {n_cores} cores and {n_gpus} GPUs",
                 got=f"{n} with {settings.cpus_per_worker} cores{' and a GPU' if device == 'cuda' else ''} each",
                 fix="Change workers, cpus_per_worker or device",

@@ -230,7 +230,7 @@ class VllmModel(FileModel):
             except WorkerError as error:  # some kernels are looked for when the first tokens are computed
                 self.vllm.release()
                 raise UnsupportedError(
-                    f"vLLM loads this checkpoint, and does not run it: {error.args[0]}", got=str(self.path)
+                    f"vLLM loads this checkpoint but cannot run it: {error.args[0]}", got=str(self.path)
                 ) from None
         return process
 

@@ -49,7 +49,7 @@ class VllmProcess(JsonProcess):
                     f"{shlex.quote(python)} -m pip uninstall -y torchvision torchaudio torchcodec",
                 ) from None
             raise UnsupportedError(
-                f"vLLM does not load this checkpoint: {error.args[0]}", got=str(arguments["model"])
+                f"vLLM cannot load this checkpoint: {error.args[0]}", got=str(arguments["model"])
             ) from None
 
     def states(self, sequences: Sequence[npt.NDArray[Any]], rows: Sequence[Sequence[int]]) -> torch.Tensor:

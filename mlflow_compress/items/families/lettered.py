@@ -154,7 +154,7 @@ def _plain_style(styles: Mapping[str, PromptStyle], rows: Sequence[task.Row]) ->
         if style.n_options is None or sizes == {style.n_options}:
             return name
     raise ConfigError(
-        "No style of 'prompt_style' can show the questions without the options E and F: 'shared' speaks of six options",
+        "No style of 'prompt_style' can show the questions without the options E and F: 'shared' mentions six options",
         got=",".join(styles),
         fix="Name another style too: prompt_style=base,shared",
     )

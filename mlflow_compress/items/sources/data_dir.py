@@ -36,7 +36,7 @@ def check_data_dir(data_dir: str) -> None:
 def check_set_or_file(parameter: str, name: str, sets: Collection[str]) -> None:
     """Refuse a name that is neither that of a set nor a file."""
     if name not in sets and not Path(name).is_file():
-        raise ConfigError(f"Parameter {parameter!r} names no set and no file", allowed=sorted(sets), got=name)
+        raise ConfigError(f"Parameter {parameter!r} names neither a set nor a file", allowed=sorted(sets), got=name)
 
 
 def reader_of(
@@ -82,7 +82,7 @@ def missing_data(
     what = " ".join([dataset, *([file] if file else []), *(["--revision", revision] if revision else [])])
     return DataError(
         f"{task!r} needs the data set {dataset!r}: {why}",
-        fix=f"Where there is a network: hf download --repo-type dataset {what} --local-dir {folder}/{dataset} ; "
+        fix=f"On a machine with a network: hf download --repo-type dataset {what} --local-dir {folder}/{dataset} ; "
         f"then give data_dir={folder}",
     )
 

@@ -341,7 +341,7 @@ def compare_answers(baseline: Sequence[Answer], variant: Sequence[Answer]) -> di
     pairs = _pairs(baseline, variant)
     scored = [(a, b) for a, b in pairs if a.pred is not None and b.pred is not None]
     if not scored:
-        raise DataError("No item has an answer of both models")
+        raise DataError("No item has an answer from both models")
     if any(answer.score not in (None, 0, 1) for pair in scored for answer in pair):
         means = (f"{100 * np.mean([answer.score for answer in side]):.2f} %" for side in zip(*scored, strict=True))
         raise DataError(
@@ -388,7 +388,7 @@ def compare_records(baseline: RunRecords, variant: RunRecords) -> dict[str, Any]
 
     whole = counted(np.flatnonzero(np.isin(view.family, inputs.headline_families)))
     if whole is None:
-        raise DataError("No item has a prediction of both models")
+        raise DataError("No item has a prediction from both models")
     tasks = {s.task: counted(s.rows) for s in inputs.subsets(view.graded, categories=())}
     summaries = {task: summary for task, summary in tasks.items() if summary is not None}
     adjusted = holm([summary["mcnemar_p"] for summary in summaries.values()])

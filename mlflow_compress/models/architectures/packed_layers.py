@@ -173,7 +173,7 @@ def check_decompressed(model: Any, folder: Path) -> None:
         if not share <= _LARGEST_DIFFERENCE:
             status = (read_settings(folder).get("quantization_config") or {}).get("quantization_status")
             raise CheckpointError(
-                f"Layer {name} was loaded with other weights than its tensors stand for: they differ by "
+                f"Layer {name} was loaded with weights that differ from those in its tensors: by "
                 f"{100 * share:.3g} % of their size",
                 allowed=f"at most {100 * _LARGEST_DIFFERENCE:.0f} %",
                 got=f"quantization_status {status!r}, and "

@@ -202,7 +202,7 @@ def draw_depths(whole: MetricResult, slope: MetricResult | None, parts: Sequence
     title = f"KL in long contexts: {whole.value:.2g} nats"
     if slope is not None and slope.low is not None and slope.high is not None:
         known = "" if slope.low > 0 or slope.high < 0 else " (not told from 0)"
-        title += f", {slope.value:+.2g} with each 1,000 tokens before{known}"
+        title += f", {slope.value:+.2g} per 1,000 tokens of context{known}"
     cut = ", cut at the figure's edge" if any(part.high is not None and part.high > top for part in parts) else ""
     caption = (
         f"Mean KL(baseline ‖ variant) of text at {whole.n:,} places, by depth and length of the context, with "
@@ -351,7 +351,7 @@ def draw_answers_part(answers: Forks, *, level: float) -> Drawing:
     horizontal_grid(axes)
     title = f"{n_same:,} of {n:,} greedy answers are the same to the end"
     if curve.median is not None:
-        title = f"Half of the greedy answers have parted by token {curve.median:.0f}; {title}"
+        title = f"Half of the greedy answers have diverged by token {curve.median:.0f}; {title}"
     caption = (
         f"Greedy answers of both models to {n:,} prompts, compared token by token: those without a divergent "
         f"token (arXiv 2311.01544) so far, with its {100 * level:g} % interval. An answer that is the same to its "

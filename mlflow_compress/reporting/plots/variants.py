@@ -414,7 +414,7 @@ def draw_correlations(board: Scoreboard) -> style.Drawing | None:
     counted = str(n[0]) if len(n) == 1 else f"{n[0]} to {n[-1]}"
     title = f"Rank correlations between metrics over {counted} variants"
     caption = "Spearman's rank correlation: 1 where two metrics order the variants alike, -1 where in reverse. "
-    caption += "Intervals and p-values stand in scoreboard.json."
+    caption += "Intervals and p-values are in scoreboard.json."
     return style.Drawing(canvas, title, caption)
 
 

@@ -121,7 +121,7 @@ def _require_finite(*log_normalisers: Tensor | None) -> None:
         if log_normaliser is not None and not bool(log_normaliser.isfinite().all()):
             raise CheckpointError(
                 "A model gives logits that are NaN or infinite",
-                fix="Load it in float32, or make the checkpoint again",
+                fix="Load it in float32, or compress the model again",
             )
 
 
