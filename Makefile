@@ -36,6 +36,7 @@ range-high:  ## test the newest dependencies that the ranges allow, in a fresh e
 
 generated:  ## write every generated file again
 	python tools/write_mlprojects.py
+	python tools/write_stub.py
 	python tools/write_methods_table.py
 	python tools/write_task_table.py
 	python tools/write_metric_reference.py

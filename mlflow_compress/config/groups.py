@@ -384,9 +384,6 @@ class JudgeModelConfig(Group):
     judge_max_retries: int = option(
         5, "retries of a call after a failure that may be temporary", ge=0, within=_JUDGE_ARGS
     )
-    judge_requests_per_minute: int = option(
-        0, "calls to the judge in a minute; 0 is no limit", ge=0, within=_JUDGE_ARGS
-    )
     judge_requests_per_minute: int = option(0, "calls to the judge per minute; 0: no limit", ge=0, within=_JUDGE_ARGS)
     judge_tokens_per_minute: int = option(
         0, "tokens of prompts and longest replies per minute; 0: no limit", ge=0, within=_JUDGE_ARGS
