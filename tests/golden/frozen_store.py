@@ -1,8 +1,8 @@
-"""The tracking store of this version, frozen: `python -m tests.golden.frozen_store` makes it again.
+"""The tracking store of version 1.0, frozen: `python -m tests.golden.frozen_store` makes one of the present version.
 
 It holds a sweep of two variants of the demo with a judge's grades, a decision, and a receipt. Every later version must
-report, decide, compare and verify on it (`test_frozen_store.py`). Until 1.0.0 is released it is made again where a name
-or a format changes; from then on a new version has one of its own beside it.
+report, decide, compare and verify on it (`test_frozen_store.py`). It is never made again once 1.0.0 is tagged: a version
+that changes a format adds a store of its own next to it.
 """
 
 import json
