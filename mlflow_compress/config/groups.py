@@ -287,8 +287,8 @@ class EngineConfig(Group):
 
     engine: str = option(
         "local",
-        "what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster, "
-        "'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds",
+        "what runs models: 'local' is transformers in this process, 'ray' the same on the workers of a Ray cluster "
+        "(experimental), 'vllm' is vLLM with its own kernels; or the name of an engine that an installed package adds",
     )
     workers: AutoOrCount = option(
         "auto",

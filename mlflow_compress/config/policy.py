@@ -315,7 +315,9 @@ def policy_of(content: Mapping[str, Any], where: str) -> Policy:
     content = upgraded("The policy", content, found, POLICY_FORMAT, got=where, error=ConfigError, fix=fix)
     content = {name: value for name, value in content.items() if name != "format"}
     if not all(isinstance(name, str) for name in content):
-        raise ConfigError(f"The policy {where} has a key that is no text", allowed=Policy.model_fields, got=list(content))
+        raise ConfigError(
+            f"The policy {where} has a key that is no text", allowed=Policy.model_fields, got=list(content)
+        )
     try:
         return Policy(**content)
     except ConfigError as error:
