@@ -74,7 +74,7 @@ def measured(method: str, bits: int | None, settings: EngineConfig, work: Path) 
             model = VllmModel.of(open_light(LoadConfig(path=path, dtype=DTYPE, device="cpu")), vllm=vllm)
             found |= distances("vllm", reference, *score(model, baseline=store))
         except MlflowCompressError as error:
-            reason = str(error).removeprefix("vLLM does not load this checkpoint: ").split(" Got: ")[0]
+            reason = str(error).removeprefix("vLLM cannot load this checkpoint: ").split(" Got: ")[0]
             found["refused"] = reason.replace(path, "FOLDER")
     return found
 

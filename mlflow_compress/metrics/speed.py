@@ -1,4 +1,4 @@
-"""Speed: tokens a second of reading and writing, waits between tokens, and peak memory, beside the baseline's."""
+"""Speed: tokens per second of reading and writing, waits between tokens, and peak memory, beside the baseline's."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ _BATCHES = (1, 8)
 _PERCENTILES = (50, 95, 99)
 
 _key = keys_of("speed", by_category=False, counted="rounds", on_request=True)
-_rate_key = partial(_key, unit="tokens a second")
+_rate_key = partial(_key, unit="tokens per second")
 _time_key = partial(_key, unit="milliseconds")
 _memory_key = partial(_key, unit="MB", counted="processes")
 
@@ -85,7 +85,7 @@ def serving_speed(inputs: MetricInputs) -> list[MetricResult]:
     """Speed of the variant and its baseline, which were timed in turn.
 
     With B prompts of P tokens, N new tokens, and t_s the time at which step s was done: prefill = B P / t_0, and
-    decode = B (N - 1) / (t_(N-1) - t_0), both in tokens a second. Each is the geometric mean over the rounds, with
+    decode = B (N - 1) / (t_(N-1) - t_0), both in tokens per second. Each is the geometric mean over the rounds, with
     Student's t interval of the logarithms; a ratio is that of the rounds' ratios, so it equals the ratio of the two
     means, and what slows both models in one round cancels out. Waits between tokens are pooled over all rounds.
     Where the baseline was not timed (a served variant whose baseline is not served) there is no ratio.
@@ -135,7 +135,7 @@ def _by_round(timings: Timings | None, batch: int) -> _Rounds | None:
 
 
 def _rate(times: _Rounds, what: str) -> Float:
-    """Return tokens a second of every round."""
+    """Return tokens per second of every round."""
     seconds = times.seconds
     if what == "prefill":
         return np.asarray(times.batch * times.prompt_tokens / seconds[:, 0])

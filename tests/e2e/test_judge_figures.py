@@ -186,7 +186,7 @@ ENDING: dict[str, tuple[Callable[[int, dict[str, Any]], Answer], dict[str, Any],
     "another model answers now and then": (
         lambda number, body: (200, completion(healthy(body), "other" if number % 3 == 0 else MODEL)),
         {},
-        rf"{MODEL} was answered by {MODEL} \(\d+\) and other \(\d+\): their ratings are not of one judge",
+        rf"{MODEL} was answered by {MODEL} \(\d+\) and other \(\d+\): their ratings do not come from one judge",
     ),
     "too many without a rating": (
         Script({1: reply(""), 2: reply("")}),

@@ -90,7 +90,7 @@ def test_judge_publish_and_promote_are_killed_and_resumed(tmp_path: Path) -> Non
                 store.run(("resume",))
                 assert "1 command: 1 finished" in store.log.read_text()
                 store.run(("resume",))
-                assert "Nothing is left to do" in store.log.read_text()
+                assert "Nothing to resume" in store.log.read_text()
             paid[name] = Counter(judge.paid)
     found, undisturbed = (stores[name].outcome() for name in ("killed", "undisturbed"))
     assert differences(found, undisturbed) == {}

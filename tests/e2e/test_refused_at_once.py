@@ -108,8 +108,16 @@ CASES = {
         2,
         "llama.cpp does not read the format of nvfp4. .*",
     ),
-    "a set": (["quantize", "--method", "gptq", "--calibration", "x"], 2, "Parameter 'calibration' names no set .*'x'."),
-    "instructions": (["main", "--method", "rtn", "--instructions", "x"], 2, "Parameter 'instructions' names no .*'x'."),
+    "a set": (
+        ["quantize", "--method", "gptq", "--calibration", "x"],
+        2,
+        "Parameter 'calibration' names neither a set nor .*'x'.",
+    ),
+    "instructions": (
+        ["main", "--method", "rtn", "--instructions", "x"],
+        2,
+        "Parameter 'instructions' names neither a set nor .*'x'.",
+    ),
     "no checkpoint": (["judge", "--checkpoint", "x"], 2, "Parameter 'checkpoint' names no folder .*Got: 'x'. Give .*"),
     "a style": (["main", "--method", "rtn", "--prompt_style", "x"], 2, "Unknown prompt style. .*Got: 'x'."),
     "an engine": (["main", "--method", "rtn", "--engine", "x"], 2, "Unknown engine. .*Got: 'x'."),

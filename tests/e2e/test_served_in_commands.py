@@ -182,9 +182,9 @@ def test_what_methods_share_is_not_for_served_models(tmp_path: Path) -> None:
         ({}, "'served_model' must be given"),
         (
             {"served_model": "x", "method": "gptq"},
-            "Parameter 'method' is given beside a served model",
+            "Parameter 'method' is given for a served model",
         ),
-        ({"served_model": "x", "bits": 4}, "Parameter 'bits' is given beside a served model"),
+        ({"served_model": "x", "bits": 4}, "Parameter 'bits' is given for a served model"),
         (
             {"served_model": "x", "checkpoint": None, "model": "endpoint:http://127.0.0.1:1/v1"},
             "names a served model",

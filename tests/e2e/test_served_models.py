@@ -116,7 +116,7 @@ def test_the_page_counts_the_requests_that_a_server_sees(
     each = on_page(QUESTION[kind]) + num_shuffles * on_page("each shuffle")
     # A server that takes no lists is asked for one in both forms. Six questions, and two of them again. Echoes share requests: of four questions (8 options), of two with lists (4),
     # and of these again.
-    assert seen == on_page("what the server can") + (kind == "alone") + (3 if kind == "listed" else 6 + 2) * each
+    assert seen == on_page("the server's abilities") + (kind == "alone") + (3 if kind == "listed" else 6 + 2) * each
 
 
 def impossible(reply: dict[str, Any]) -> None:

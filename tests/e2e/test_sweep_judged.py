@@ -41,7 +41,7 @@ def test_all_variants_share_one_budget_and_the_same_command_goes_on(
             "judge_model": "j",
             "judge_args": {"base_url": server.base_url, "prices": "prices.yaml", "max_cost": 10},
         }
-        with pytest.raises(SweepError, match="Stopped at judge_args: max_cost: 2 of 4 judgments are there"):
+        with pytest.raises(SweepError, match="Stopped at judge_args: max_cost: 2 of 4 judgments are saved"):
             mc.sweep(progress=lambda told: lines.append(told.line), **asked)
         assert len(server.bodies) == 4
         estimates = [line for line in lines if "[judge] j: " in line]

@@ -211,7 +211,7 @@ def test_floats_that_are_said_to_be_rounded_and_are_not_are_refused(tmp_path: Pa
 
 def test_a_checkpoint_with_both_layouts_is_refused(tmp_path: Path) -> None:
     write(tmp_path, FORMATS["float-quantized"], "frozen", dense=lambda name: "layers.1.mlp.up" in name)
-    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj was loaded with other weights"):
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj was loaded with weights that differ"):
         logits(tmp_path)
 
 
@@ -271,5 +271,5 @@ def test_what_was_loaded_is_compared_with_the_tensors(
     monkeypatch.setattr(architectures, "_status_by_layout", lambda tensors, labelled: labelled)
     with pytest.raises(CheckpointError) as failed:
         logits(tmp_path)
-    for part in ("model.layers.", "differ by", "'frozen'", "Correct quantization_config in config.json"):
+    for part in ("model.layers.", "differ from", "'frozen'", "Correct quantization_config in config.json"):
         assert part in str(failed.value)

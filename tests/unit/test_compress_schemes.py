@@ -136,9 +136,9 @@ def test_gptq_and_awq_write_these_formats_too(base: Path, tmp_path: Path, method
 
 def test_what_a_scheme_decides_is_not_asked_for_otherwise_and_its_groups_must_divide_a_row(tmp_path: Path) -> None:
     assert METHODS.get("gptq").stored_bits(method_config("gptq", scheme="nvfp4", bits="4")) == 4.5
-    with pytest.raises(ConfigError, match=r"scheme nvfp4 has a bits of its own\. Allowed: 4\. Got: 8"):
+    with pytest.raises(ConfigError, match=r"scheme nvfp4 fixes bits\. Allowed: 4\. Got: 8"):
         method_config("gptq", scheme="nvfp4", bits=8)
-    with pytest.raises(ConfigError, match=r"scheme mxfp4 has a group_size of its own\. Allowed: 32\. Got: 128"):
+    with pytest.raises(ConfigError, match=r"scheme mxfp4 fixes group_size\. Allowed: 32\. Got: 128"):
         method_config("awq", scheme="mxfp4", group_size=128)
     with pytest.raises(UnsupportedError, match=r"integers only.*backend=llmcompressor"):
         method_config("gptq", scheme="nvfp4", backend="gptqmodel")

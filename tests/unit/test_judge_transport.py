@@ -211,7 +211,7 @@ def test_the_budget_stops_before_the_next_call_and_the_next_run_goes_on(tmp_path
         assert first.values["judge/cost"] == pytest.approx(n * 0.0042) and first.values["judge/cost"] <= 0.2
         assert first.values["judge/unscored/budget"] == 40 - n
         assert first.failed is not None and "Stopped at judge_args: max_cost" in first.failed
-        assert f"{n} of 40 judgments are there, and kept" in first.failed
+        assert f"{n} of 40 judgments are saved" in first.failed
         second = grade(server.base_url, tmp_path, *instructions(20), judge_max_cost=5.0, **prices)
         assert len(server.bodies) == 40 and second.failed is None and second.values["judge/unscored"] == 0
 

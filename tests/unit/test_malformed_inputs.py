@@ -134,7 +134,7 @@ def test_records_that_are_halved_changed_or_of_another_type_are_noticed(tmp_path
     path = many.write(tmp_path)
     stored = pq.read_table(path)
     pq.write_table(stored.slice(0, 0), path)
-    with pytest.raises(DataError, match=r"not whole. Allowed: 1 rows. Got: 0"):
+    with pytest.raises(DataError, match=r"not complete. Allowed: 1 rows. Got: 0"):
         Generations.read(tmp_path)
     place = stored.schema.get_field_index("turn")
     pq.write_table(stored.set_column(place, "turn", pa.array(["first"])), path)

@@ -200,7 +200,7 @@ def test_a_timing_shows_its_values_with_intervals_in_one_table() -> None:
         described={"runtime": "vLLM", "dtype": "bf16"},
     )
     first, head, _, decode, token, load = found.as_text().splitlines()
-    assert first.startswith("v in vLLM (bf16), without its baseline: 12.5 tokens a second")
+    assert first.startswith("v in vLLM (bf16), without its baseline: 12.5 tokens per second")
     assert "value [95 % interval]" in head and load == "speed/load_seconds 1.5"
     assert decode.split() == ["speed/decode_tokens_per_second_batch_1", "12.50", "[12.00,", "13.00]", "5", "0"]
     assert token.split() == ["speed/first_token_ms", "20.00", "[19.00,", "21.00]", "5", "0"]

@@ -304,10 +304,10 @@ def test_a_worker_has_as_many_tasks_as_are_asked_for(at_once: int) -> None:
 
 def test_a_store_that_is_away_from_a_worker_is_away_from_the_command() -> None:
     ray = FakeRay([])
-    away = StoreAwayError("The tracking server does not answer")
+    away = StoreAwayError("The tracking server has not answered")
     ray.get = lambda reference: _raise(FailedError(away)) if reference.fate == "fails" else reference.result  # type: ignore[method-assign]
     ray.script = ["fails"]
-    with pytest.raises(StoreAwayError, match=r"^The tracking server does not answer\.$"):
+    with pytest.raises(StoreAwayError, match=r"^The tracking server has not answered\.$"):
         Workers(ray, 1, ray.make).run(1, lambda n: WorkerCall("work", (n,)), lambda n, _: None)  # type: ignore[arg-type]
 
 

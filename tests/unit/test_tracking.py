@@ -450,5 +450,5 @@ def test_scratch_folders_go_with_their_block_and_runs_name_their_process_until_t
 
 
 def test_the_beginning_of_two_ids_is_refused() -> None:
-    with pytest.raises(TrackingError, match=r"begins so\. Allowed: abcdef1, abcdef2"):
+    with pytest.raises(TrackingError, match=r"begin so\. Allowed: abcdef1, abcdef2"):
         whole_id("abcdef", ["abcdef2", "abcdef1"])

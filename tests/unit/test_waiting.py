@@ -69,10 +69,10 @@ def test_the_wait_ends_with_one_error_and_nobody_waits_again(
     client: PatientClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(waiting.WAIT_VARIABLE, "20")
-    with pytest.raises(StoreAwayError, match="does not answer") as raised:
+    with pytest.raises(StoreAwayError, match="has not answered") as raised:
         client.wait_for(Away(10**6))
     message = str(raised.value)
-    assert "kept on this machine" in message and "mlflow-compress resume" in message and "secret" not in message
+    assert "saved on this machine" in message and "mlflow-compress resume" in message and "secret" not in message
     assert raised.value.__cause__ is None and raised.value.__suppress_context__  # one error, no chain of tracebacks
 
     assert clock.pauses == [0.5, 1, 2, 4, 8, 4.5]  # 20 seconds together

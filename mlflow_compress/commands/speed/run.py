@@ -58,7 +58,7 @@ def _imprecise(results: Sequence[MetricResult]) -> list[MetricResult]:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedMeasurement(Measurement):
-    """Tokens a second, waits between tokens, memory and load time; empty, with the reason, where nothing was timed."""
+    """Tokens per second, waits between tokens, memory and load time; empty, with the reason, if nothing was timed."""
 
     baseline: str  # The baseline's short name
     # What was measured once per model: seconds to load it, and resident memory
