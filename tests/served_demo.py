@@ -163,7 +163,8 @@ class ServedDemo:
         vllm = self.kind in ("vllm", "sharp")
         base = {"id": NAME, **({"max_model_len": self.max_length, "root": "demo"} if vllm else {})}
         adapters = [{"id": name, "root": f"/adapters/{name}", "parent": NAME} for name in self.adapters]
-        pages: dict[str, dict[str, Any]] = {"/v1/models": {"data": [base, *adapters]}}
+        unnamed = {"id": ["no text"], "parent": ["none"]}  # what no server should list
+        pages: dict[str, dict[str, Any]] = {"/v1/models": {"data": [unnamed, base, *adapters]}}
         if vllm:
             pages["/version"] = {"version": "0.0.1"}
         if self.kind == "llama.cpp":

@@ -7,6 +7,7 @@ import socket
 import sys
 import tomllib
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from functools import cache
 from graphlib import TopologicalSorter
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
@@ -72,12 +73,17 @@ def _trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 
 
-def test_no_two_public_functions_have_one_name_with_two_meanings() -> None:
+def _modules_by_name(names_of: Callable[[ast.stmt], Iterable[str]]) -> dict[str, set[str]]:
+    """Return the modules that have each public name at their top level."""
     places = defaultdict(set)
     for path, tree in _trees().items():
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-                places[node.name].add(str(path.relative_to(PACKAGE)))
+        for name in (name for node in tree.body for name in names_of(node) if not name.startswith("_")):
+            places[name].add(str(path.relative_to(PACKAGE)))
+    return places
+
+
+def test_no_two_public_functions_have_one_name_with_two_meanings() -> None:
+    places = _modules_by_name(lambda node: [node.name] if isinstance(node, ast.FunctionDef) else [])
     assert len(places) > 500
     assert {name: sorted(found) for name, found in places.items() if len(found) > 1 and name not in FUNCTIONS} == {}
 
@@ -96,16 +102,14 @@ CONSTANTS = {
 """Constants and aliases without an underscore that occur twice."""
 
 
+def _assigned(node: ast.stmt) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    names = [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return [name for name in names if len(name) > 1]  # one letter is a type variable
+
+
 def test_no_two_constants_or_aliases_have_one_name_with_two_meanings() -> None:
-    places = defaultdict(set)
-    for path, tree in _trees().items():
-        for node in tree.body:
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            targets += [node.target] if isinstance(node, ast.AnnAssign) else []
-            names = [n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)]
-            for name in names:
-                if len(name) > 1 and not name.startswith("_"):  # one letter is a type variable
-                    places[name].add(str(path.relative_to(PACKAGE)))
+    places = _modules_by_name(_assigned)
     assert len(places) > 300
     assert {name: sorted(found) for name, found in places.items() if len(found) > 1 and name not in CONSTANTS} == {}
 

@@ -35,10 +35,11 @@ class _ServerPages:
         pages = {name: _page(endpoint, f"{endpoint.root}/{name}") for name in names}
         listed = (_page(endpoint, f"{endpoint.called_url.rstrip('/')}/models") or {}).get("data")
         cards = [card for card in listed if isinstance(card, dict)] if isinstance(listed, list) else []
-        by_name = {card.get("id"): card for card in cards}
+        by_name = {card["id"]: card for card in reversed(cards) if isinstance(card.get("id"), str)}  # the first counts
         card = by_name.get(model, {})
-        if card.get("max_model_len") is None:  # vLLM tells it of the base alone, and of an adapter the base
-            card = {**card, "max_model_len": by_name.get(card.get("parent"), {}).get("max_model_len")}
+        # vLLM tells the length of the base alone, and of an adapter the base.
+        if card.get("max_model_len") is None and isinstance(card.get("parent"), str):
+            card = {**card, "max_model_len": by_name.get(card["parent"], {}).get("max_model_len")}
         return cls(endpoint, card, {name: page for name, page in pages.items() if page is not None})
 
     @property
